@@ -8,7 +8,7 @@ import logging
 import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -44,6 +44,7 @@ from mongo_session_service.consumers.leased_reader import (
     Start,
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
+from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.tasks import running_loop, uninterrupted
@@ -1599,3 +1600,12 @@ def _holds(predicate: Callable[[State], object], state: State) -> bool:
 def backends_of(service: MongoSessionService) -> Backends:
     """Return the backends of a service, for the package's own tools."""
     return service._backends  # noqa: SLF001
+
+
+@asynccontextmanager
+async def connection_of(
+    service: MongoSessionService, *, sets_up: bool = False
+) -> AsyncGenerator[Connection]:
+    """Open a service's connection for a call of the package's own tools."""
+    async with backends_of(service).call(sets_up=sets_up) as backend:
+        yield backend.connection

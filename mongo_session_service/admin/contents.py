@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from google.adk.events.event import Event
@@ -28,7 +28,7 @@ from mongo_session_service.schema.setup import (
     missing_indexes,
     recorded_version,
 )
-from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import deletion, queries, search
 from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
@@ -42,32 +42,20 @@ _DETAILS: Final = (
 
 async def apps(service: MongoSessionService, user_id: str | None) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
-    async with backends_of(service).call(sets_up=False) as backend:
-        return await search.count_by_app(backend.connection, user_id)
+    async with connection_of(service) as at:
+        return await search.count_by_app(at, user_id)
 
 
 async def sessions(
     service: MongoSessionService, *, limit: int | None, **wanted: Any
 ) -> AsyncIterator[SessionSummary]:
-    """Find sessions as ``find_sessions`` does, without their state.
-
-    Args:
-        service: Where to look.
-        limit: The largest number; None for all.
-        **wanted: What to look for, as for ``find_sessions``.
-
-    Raises:
-        InvalidInputError: an argument is invalid, or the order needs an index that does
-            not exist.
-    """
+    """Find sessions as ``find_sessions`` does, without their state."""
     looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
     token, left = None, limit
-    async with backends_of(service).call(sets_up=False) as backend:
+    async with connection_of(service) as at:
         while left is None or left > 0:
             size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
-            page = await search.load_page(
-                backend.connection, looked_for, token, size, with_state=False
-            )
+            page = await search.load_page(at, looked_for, token, size, with_state=False)
             for each in page.sessions:
                 yield each
             if (token := page.next_page_token) is None:
@@ -76,16 +64,10 @@ async def sessions(
 
 
 async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:
-    """Read a session without its state and events.
-
-    Raises:
-        SessionNotFoundError: it is not stored, or has expired.
-    """
-    fields = dict.fromkeys(_DETAILS, 1)
-    async with backends_of(service).call(sets_up=False) as backend:
-        at = backend.connection
+    """Read a session without its state and events."""
+    async with connection_of(service) as at:
         wanted = {"_id": key.id, **queries.visible(at.clock.now())}
-        found = await at.sessions.find_one(wanted, fields)
+        found = await at.sessions.find_one(wanted, dict.fromkeys(_DETAILS, 1))
         hooks = at.hooks
     if found is None:
         raise session_not_found_error(key.session_id)
@@ -93,16 +75,12 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
 
 
 async def session(service: MongoSessionService, key: SessionKey) -> SessionSummary:
-    """Read a session with its state, and without its events.
-
-    Raises:
-        SessionNotFoundError: it is not stored, or has expired.
-    """
+    """Read a session with its state, and without its events."""
     own = Query("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
-    async with backends_of(service).call(sets_up=False) as backend:
+    async with connection_of(service) as at:
         shared = queries.shared_state_queries(key.app_name, key.user_id)
-        found = await load_documents(backend.connection, own, *shared)
-        now, hooks = backend.connection.clock.now(), backend.connection.hooks
+        found = await load_documents(at, own, *shared)
+        now, hooks = at.clock.now(), at.hooks
     stored = next((each for each in found if each["_id"] == key.id), {})
     for decoded in documents.decode_sessions(found, now, hooks):
         return documents.summary(stored, hooks, decoded.state)
@@ -124,15 +102,10 @@ class LoggedEvent:
 async def log(
     service: MongoSessionService, of: SessionSummary, after: int
 ) -> AsyncIterator[LoggedEvent]:
-    """Read a session's log from a revision to that of its summary, in flat memory.
-
-    Raises:
-        SessionNotFoundError: it was deleted meanwhile, even if it was recreated.
-    """
+    """Read a session's log from a revision to that of its summary, in flat memory."""
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1)
-    async with backends_of(service).call(sets_up=False) as backend:
-        at = backend.connection
+    async with connection_of(service) as at:
         async for page in read_log(at, key, wanted, created=of.create_time):
             for each in page:
                 yield _stored_event(each, at)
@@ -160,8 +133,8 @@ async def fork(
     revision: int | None,
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
-    async with backends_of(service).call() as backend:
-        await copy_session(backend.connection, source, target, revision)
+    async with connection_of(service, sets_up=True) as at:
+        await copy_session(at, source, target, revision)
 
 
 async def redactable(
@@ -172,14 +145,8 @@ async def redactable(
     *,
     forks: bool,
 ) -> Redactable:
-    """Find what redacting some events, or an invocation, would replace.
-
-    Raises:
-        SessionNotFoundError: the session is not stored.
-        InvalidInputError: an event, or the invocation, is not there.
-    """
-    async with backends_of(service).call(sets_up=False) as backend:
-        at = backend.connection
+    """Find what redacting some events, or an invocation, would replace."""
+    async with connection_of(service) as at:
         part = await redaction.find_part(at, key, wanted)
         return await redaction.preview(at, part, replacement, forks=forks)
 
@@ -199,50 +166,45 @@ async def erasable(
     package is stored at all, or nothing of the session.
     """
     if user_id is not None and session_id is not None:
-        return await _erasable_session(
-            service, session_key(app_name, user_id, session_id)
-        )
+        key = session_key(app_name, user_id, session_id)
+        return await _erasable_session(service, key)
     is_app = user_id is None
     letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
     logs = queries.count_pipeline(queries.all_sessions(app_name, user_id))
-    async with backends_of(service).call(sets_up=False) as backend:
-        at = backend.connection
+    async with connection_of(service) as at:
         found = (await at.aggregate(at.sessions, logs) or [{}])[0]
         states = queries.all_user_states(app_name, user_id)
         counts = Erased(
             sessions=found.get("sessions", 0),
             events=found.get("events", 0),
             user_states=await at.user_states.count_documents(states),
-            app_states=await _count(at.app_states, "_id", app_name) if is_app else 0,
+            app_states=0,
             dead_letters=await at.dead_letters.count_documents(letters),
-            checkpoints=(
-                await _count(at.checkpoints, "app_name", app_name) if is_app else 0
-            ),
+            checkpoints=0,
         )
+        if is_app:
+            app_states = await at.app_states.count_documents({"_id": app_name})
+            readers = await at.checkpoints.count_documents({"app_name": app_name})
+            counts = replace(counts, app_states=app_states, checkpoints=readers)
         if counts == NOTHING and await recorded_version(at) is None:
             return None
     return counts
-
-
-async def _count(collection: Any, name: str, value: str) -> int:
-    count: int = await collection.count_documents({name: value})
-    return count
 
 
 async def _erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
-    async with backends_of(service).call(sets_up=False) as backend:
-        deletable = deletion.deletable(backend.connection)
-        found = await backend.connection.sessions.find_one(
+    async with connection_of(service) as at:
+        deletable = deletion.deletable(at)
+        found = await at.sessions.find_one(
             {"_id": key.id, **deletable}, deletion.LENGTH
         )
     if found is None:
         return None
     if not deletion.is_session(found):
-        return Erased(0, 0, 0, 0, 0, 0)
-    return Erased(1, deletion.stored_events(found), 0, 0, 0, 0)
+        return NOTHING
+    return replace(NOTHING, sessions=1, events=deletion.stored_events(found))
 
 
 async def erase(
@@ -276,8 +238,7 @@ class SchemaContents:
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     """Read which collections and indexes exist, and the schema version."""
-    async with backends_of(service).call(sets_up=False) as backend:
-        at = backend.connection
+    async with connection_of(service) as at:
         there = await at.database.list_collection_names()
         missing = await missing_indexes(at)
         optional = [each for each in OPTIONAL.values() if await has_index(at, each)]

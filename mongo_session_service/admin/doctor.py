@@ -31,7 +31,7 @@ from mongo_session_service.schema import setup
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
-from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.turns.turn_status import find_turns
 
 SAMPLE: Final = 400
@@ -115,11 +115,7 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
 
 
 def judge_shards(keys: Mapping[str, Document | None]) -> Finding:
-    """Judge whether a sharded cluster spreads the collections as it should.
-
-    Args:
-        keys: The shard key of each collection that may be sharded; None if it is not.
-    """
+    """Judge whether a sharded cluster spreads the collections as it should."""
     check, says = "replica set", "a sharded cluster, behind mongos"
     if wrong := [name for name, key in keys.items() if key not in (None, SHARD_KEY)]:
         key = ", ".join(SHARD_KEY)
@@ -290,8 +286,7 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         ConfigurationError: it never can, or not from this event loop.
     """
     # Not set up: that would create collections.
-    async with backends_of(service).call(sets_up=False) as opened:
-        connection = opened.connection
+    async with connection_of(service) as connection:
         if connection.driver is Driver.MOCK:
             raise errors.ConfigurationError(
                 "There is no MongoDB behind mongomock to examine."

@@ -16,20 +16,16 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.service import MongoSessionService, connection_of
 
 
 async def start_position(
     service: MongoSessionService, to: Literal["now", "beginning"] | float
 ) -> Position:
-    """Make the position before all, before what is new, or before what is since a time.
-
-    Raises:
-        InvalidInputError: MongoDB's oplog does not reach back to that time.
-    """
-    async with backends_of(service).call(sets_up=False) as backend:
-        now = await oplog.latest_time(backend.connection)
-        window = await oplog.oplog_window_if_known(backend.connection)
+    """Make the position before all, before what is new, or before a time's changes."""
+    async with connection_of(service) as at:
+        now = await oplog.latest_time(at)
+        window = await oplog.oplog_window_if_known(at)
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":
@@ -39,37 +35,29 @@ async def start_position(
             f"MongoDB's oplog reaches back {window:.0f} seconds, not to that time."
             " Choose a later one, or the beginning of the log."
         )
-    at = Timestamp(int(to), 1)
-    return Position(start=at, at=at)
+    start = Timestamp(int(to), 1)
+    return Position(start=start, at=start)
 
 
 async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     """Count the events that a consumer gets which reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
-    async with backends_of(service).call(sets_up=False) as backend:
-        count: int = await backend.connection.events.count_documents(wanted)
+    async with connection_of(service) as at:
+        count: int = await at.events.count_documents(wanted)
     return count
 
 
 async def reset_consumer(
     service: MongoSessionService, name: str, position: Position
 ) -> None:
-    """Set the position after which a consumer reads on; its dead letters stay.
-
-    Raises:
-        MongoSessionServiceError: it runs, or there is none of this name.
-    """
+    """Set the position after which a consumer reads on; its dead letters stay."""
     async with _claimed(service, name) as checkpoint:
         checkpoint.log = await log_id(checkpoint.connection)
         await checkpoint.save(position)
 
 
 async def remove_consumer(service: MongoSessionService, name: str) -> None:
-    """Remove a consumer's checkpoint, lease and dead letters.
-
-    Raises:
-        MongoSessionServiceError: it runs, or there is none of this name.
-    """
+    """Remove a consumer's checkpoint, lease and dead letters."""
     async with _claimed(service, name) as checkpoint:
         await checkpoint.delete_name()
 
@@ -80,8 +68,7 @@ async def _claimed(
 ) -> AsyncIterator[Checkpoint]:
     """Hold a consumer's name, so that nobody reads under it meanwhile."""
     who = f"Consumer {quoted(name)}"
-    async with backends_of(service).call(sets_up=False) as backend:
-        at = backend.connection
+    async with connection_of(service) as at:
         stored = await at.checkpoints.find_one({"_id": name})
         if stored is None:
             raise MongoSessionServiceError(f"{who} does not exist.")

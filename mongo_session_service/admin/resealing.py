@@ -33,7 +33,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model import validation
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import fields_update
 
@@ -45,6 +45,8 @@ _TOGETHER: Final = {
     "dead_letters": 10,
 }
 """Documents rewritten in one transaction: an append may want any that holds state."""
+
+_SHARED: Final = ("user_states", "app_states")
 
 _PAGE: Final = 100
 """Documents read at once."""
@@ -104,8 +106,7 @@ async def reseal(
     if app_name is not None:
         validation.check_id("app_name", app_name)
     counts: Counter[str] = Counter()
-    async with backends_of(service).call(sets_up=False) as backend:
-        at = backend.connection
+    async with connection_of(service) as at:
         if not at.hooks.has_both:
             message = "reseal needs a service with before_store and after_load."
             raise ConfigurationError(message)
@@ -114,12 +115,18 @@ async def reseal(
             raise ConfigurationError(message)
         resealer = Resealer(at.hooks, is_current)
         for name in _TOGETHER:
-            pages = _reseal_pages(at, resealer, name, app_name, is_dry_run=dry_run)
-            async for page in pages:
-                counts.update(page)
+            resealing = _Resealing(at, resealer, name, app_name, is_dry_run=dry_run)
+            async for ids in resealing.rewritten_ids():
+                counts.update(_counted_as(name, each) for each in ids)
                 if progress is not None:
                     progress(Resealed(**counts))
     return Resealed(**counts)
+
+
+def _counted_as(name: str, id_: Any) -> str:
+    """Name the field of :class:`Resealed` that counts a document."""
+    is_initial_state = name == "events" and not id_["revision"]
+    return "initial_states" if is_initial_state else name
 
 
 class _Outdated(NamedTuple):
@@ -131,135 +138,121 @@ class _Outdated(NamedTuple):
     changes: Document
 
 
-async def _reseal_pages(
-    at: Connection,
-    resealer: Resealer,
-    name: str,
-    app_name: str | None,
-    *,
-    is_dry_run: bool,
-) -> AsyncIterator[Counter[str]]:
-    """Rewrite a collection's outdated documents, and count them by pages."""
-    after = None
-    while page := await _read_page(at, name, _filter_after(name, app_name, after)):
-        found = await in_slices(_find_outdated(page, name, resealer))
-        outdated = [each for each in found if each]
-        done = outdated if is_dry_run else await _rewrite(at, name, outdated)
-        if done:
-            yield Counter(_counted_as(name, each.id) for each in done)
-        if len(done) == len(outdated):
-            after = _decoded(page[-1])["_id"]
-        # Otherwise some have changed meanwhile, and the page is read again.
+@dataclass(frozen=True, slots=True)
+class _Resealing:
+    """The re-sealing of one collection."""
 
+    at: Connection
+    resealer: Resealer
+    name: str
+    app_name: str | None
+    is_dry_run: bool
 
-def _counted_as(name: str, id_: Any) -> str:
-    """Name the field of :class:`Resealed` that counts a document."""
-    is_initial_state = name == "events" and not id_["revision"]
-    return "initial_states" if is_initial_state else name
+    async def rewritten_ids(self) -> AsyncIterator[list[Any]]:
+        """Rewrite outdated documents, and yield their ids by pages."""
+        after = None
+        while page := await self._read_page(after):
+            found = await in_slices(self._find_outdated(page))
+            outdated = [each for each in found if each]
+            done = outdated if self.is_dry_run else await self._rewrite(outdated)
+            if done:
+                yield [each.id for each in done]
+            if len(done) == len(outdated):
+                after = _decoded(page[-1])["_id"]
+            # Otherwise some have changed meanwhile, and the page is read again.
 
+    async def _read_page(self, after: Any) -> list[RawBSONDocument]:
+        page: list[RawBSONDocument] = []
+        size = 0
+        wanted = self.at.routed(self._filter_after(after))
+        async with self.at.reading() as session:
+            cursor = self._collection(replies.RAW).find(wanted, session=session)
+            async for each in cursor.sort("_id", 1).limit(_PAGE):
+                page.append(each)
+                size += len(each.raw)
+                if size >= self.at.limits.reseal_bytes:
+                    break
+            await cursor.close()
+        return page
 
-def _filter_after(name: str, app_name: str | None, after: Any) -> Document:
-    """Select what follows an ``_id``; everything for None."""
-    if name == "app_states":
-        only = {} if app_name is None else {"$eq": app_name}
-        return {"_id": {"$gt": after or "", **only}}
-    if name == "dead_letters":
-        only = {} if app_name is None else {"_id.app_name": app_name}
-        return {"_id": {"$gt": after or {}}, **only}
-    return queries.of_app(app_name, after)
+    def _filter_after(self, after: Any) -> Document:
+        """Select what follows an ``_id``; everything for None."""
+        app_name = self.app_name
+        if self.name == "app_states":
+            only = {} if app_name is None else {"$eq": app_name}
+            return {"_id": {"$gt": after or "", **only}}
+        if self.name == "dead_letters":
+            only = {} if app_name is None else {"_id.app_name": app_name}
+            return {"_id": {"$gt": after or {}}, **only}
+        return queries.of_app(app_name, after)
 
+    def _collection(self, codec_options: Any = None) -> Any:
+        return getattr(self.at, self.name).with_options(codec_options)
 
-async def _read_page(
-    at: Connection, name: str, wanted: Document
-) -> list[RawBSONDocument]:
-    page: list[RawBSONDocument] = []
-    size = 0
-    async with at.reading() as session:
-        cursor = _raw(at, name).find(at.routed(wanted), session=session)
-        async for each in cursor.sort("_id", 1).limit(_PAGE):
-            page.append(each)
-            size += len(each.raw)
-            if size >= at.limits.reseal_bytes:
-                break
-        await cursor.close()
-    return page
+    def _find_outdated(self, page: list[RawBSONDocument]) -> Iterator[_Outdated | None]:
+        """Judge each document; None for one that is current, or of another tool."""
+        for each in page:
+            document = _decoded(each)
+            id_ = document["_id"]
+            try:
+                changes = self._changes(document)
+            except MongoSessionServiceError as error:
+                parts = id_.values() if isinstance(id_, dict) else [id_]
+                shown = ", ".join(quoted(str(part)) for part in parts)
+                where = f"{shown} in the collection {self.name!r}"
+                raise StorageError(f"{where} cannot be re-sealed: {error}") from None
+            yield _Outdated(id_, each.raw, changes) if changes else None
 
+    def _changes(self, document: Document) -> Document | None:
+        """Seal what is outdated in a document again."""
+        id_, name, resealer = document["_id"], self.name, self.resealer
+        if name == "dead_letters":
+            return dead_letters.resealed_letter(document, resealer)
+        if name in _SHARED:
+            is_ours = name == "app_states" or tuple(id_) == SessionKey._fields[:2]
+            return resealer.shared_state(document) if is_ours else None
+        if (
+            name == "events"
+            and decode_appended(id_, document, resealer.hooks) is not None
+        ):
+            return resealer.event(document)
+        more = ("revision",) if name == "events" else ()
+        key = key_in_id(id_, (*SessionKey._fields, *more))
+        return key and resealer.states(document, Owner.of_session(key))
 
-def _raw(at: Connection, name: str) -> Any:
-    return getattr(at, name).with_options(codec_options=replies.RAW)
+    async def _rewrite(self, outdated: list[_Outdated]) -> list[_Outdated]:
+        """Store what has not changed since it was read, and return that."""
+        done: list[_Outdated] = []
+        size = _TOGETHER[self.name]
+        for first in range(0, len(outdated), size):
+            write = partial(self._write_unchanged, outdated[first : first + size])
+            done += await uninterrupted(run_transaction(self.at, write))
+        return done
+
+    async def _write_unchanged(
+        self, outdated: list[_Outdated], txn: Txn
+    ) -> list[_Outdated]:
+        ids = self.at.routed({"_id": {"$in": [each.id for each in outdated]}})
+        found = self._collection(replies.RAW).find(ids, session=txn)
+        stored = {each.raw for each in await found.to_list(None)}
+        unchanged = [each for each in outdated if each.raw in stored]
+        collection = self._collection()
+        if self.name == "dead_letters":  # whose _id follows from their content
+            for each in unchanged:
+                await collection.delete_one({"_id": each.id}, session=txn)
+                await collection.insert_one(each.changes, session=txn)
+        elif unchanged:
+            # The change feed sees by this mark that no value of a state has changed.
+            mark = {"$inc": {RESEALED: 1}} if self.name in _SHARED else {}
+            updates = [
+                {"q": {"_id": each.id}, "u": {**fields_update(each.changes), **mark}}
+                for each in unchanged
+            ]
+            command = {"update": collection.name, "updates": updates}
+            await run_write(self.at, command, txn)
+        return unchanged
 
 
 def _decoded(raw: RawBSONDocument) -> Document:
     (document,) = replies.decode_documents([raw.raw])
     return document
-
-
-def _find_outdated(
-    page: list[RawBSONDocument], name: str, resealer: Resealer
-) -> Iterator[_Outdated | None]:
-    """Judge each document; None for one that is current, or of another tool.
-
-    Raises:
-        StorageError: a document cannot be re-sealed.
-    """
-    for each in page:
-        document = _decoded(each)
-        id_ = document["_id"]
-        try:
-            changes = _changes(name, document, resealer)
-        except MongoSessionServiceError as error:
-            parts = id_.values() if isinstance(id_, dict) else [id_]
-            shown = ", ".join(quoted(str(part)) for part in parts)
-            where = f"{shown} in the collection {name!r}"
-            raise StorageError(f"{where} cannot be re-sealed: {error}") from None
-        yield _Outdated(id_, each.raw, changes) if changes else None
-
-
-def _changes(name: str, document: Document, resealer: Resealer) -> Document | None:
-    """Seal what is outdated in a document of a collection again."""
-    id_ = document["_id"]
-    if name == "dead_letters":
-        return dead_letters.resealed_letter(document, resealer)
-    if name in {"app_states", "user_states"}:
-        is_ours = name == "app_states" or tuple(id_) == SessionKey._fields[:2]
-        return resealer.shared_state(document) if is_ours else None
-    if name == "events" and decode_appended(id_, document, resealer.hooks) is not None:
-        return resealer.event(document)
-    more = ("revision",) if name == "events" else ()
-    key = key_in_id(id_, (*SessionKey._fields, *more))
-    return key and resealer.states(document, Owner.of_session(key))
-
-
-async def _rewrite(
-    at: Connection, name: str, outdated: list[_Outdated]
-) -> list[_Outdated]:
-    """Store what has not changed since it was read, and return that."""
-    done: list[_Outdated] = []
-    size = _TOGETHER[name]
-    for first in range(0, len(outdated), size):
-        write = partial(_write_unchanged, at, name, outdated[first : first + size])
-        done += await uninterrupted(run_transaction(at, write))
-    return done
-
-
-async def _write_unchanged(
-    at: Connection, name: str, outdated: list[_Outdated], txn: Txn
-) -> list[_Outdated]:
-    ids = at.routed({"_id": {"$in": [each.id for each in outdated]}})
-    found = await _raw(at, name).find(ids, session=txn).to_list(None)
-    stored = {each.raw for each in found}
-    unchanged = [each for each in outdated if each.raw in stored]
-    collection = getattr(at, name)
-    if name == "dead_letters":  # whose _id follows from their content
-        for each in unchanged:
-            await collection.delete_one({"_id": each.id}, session=txn)
-            await collection.insert_one(each.changes, session=txn)
-    elif unchanged:
-        # The change feed sees by this mark that no value of a state has changed.
-        mark = {"$inc": {RESEALED: 1}} if name in {"user_states", "app_states"} else {}
-        updates = [
-            {"q": {"_id": each.id}, "u": {**fields_update(each.changes), **mark}}
-            for each in unchanged
-        ]
-        await run_write(at, {"update": collection.name, "updates": updates}, txn)
-    return unchanged

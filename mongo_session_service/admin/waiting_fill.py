@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mongo_session_service.model.validation import check_callable
 from mongo_session_service.schema.setup import record_waiting
-from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.waiting_log import (
     refresh_waiting,
@@ -36,8 +36,7 @@ async def fill_waiting(
         check_callable("progress", progress)
     changed = seen = 0
     last = None
-    async with backends_of(service).call() as backend:
-        at = backend.connection
+    async with connection_of(service, sets_up=True) as at:
         while True:
             wanted = at.routed(queries.of_app(None, last))
             page = at.sessions.find(wanted, {"_id": 1}).sort("_id", 1).limit(_PAGE)

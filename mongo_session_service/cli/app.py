@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from io import TextIOWrapper
+from itertools import chain
 from typing import Any, Final
 
 import click
@@ -18,11 +19,17 @@ from typing_extensions import override
 
 from mongo_session_service import errors
 from mongo_session_service._version import __version__
+from mongo_session_service.cli.change_commands import (
+    erase,
+    fork,
+    prune,
+    redact,
+    set_session,
+    trim,
+)
 from mongo_session_service.cli.consumer_commands import consumers
-from mongo_session_service.cli.edit_commands import fork, set_session
 from mongo_session_service.cli.follow_commands import live, watch
 from mongo_session_service.cli.inspect_commands import sessions, show
-from mongo_session_service.cli.removal_commands import erase, prune, redact, trim
 from mongo_session_service.cli.server_commands import (
     completion,
     doctor,
@@ -32,7 +39,7 @@ from mongo_session_service.cli.server_commands import (
     shard,
 )
 from mongo_session_service.cli.terminal import DEBUG_HINT, kept_option, printable
-from mongo_session_service.cli.transfer import COMMANDS
+from mongo_session_service.cli.transfer_commands import export_, import_, verify_
 from mongo_session_service.cli.turn_commands import turns
 
 _INCOMPLETE: Final = 3
@@ -46,14 +53,14 @@ Exit codes:
   {_INTERRUPTED}  interrupted
 """
 
-_HEADINGS: Final = {
-    "Look at sessions": ("sessions", "show", "turns", "watch", "live"),
-    "Change sessions": ("set", "fork", "redact", "trim", "prune", "erase"),
-    "Move sessions": ("import", "verify", "export"),
-    "Run MongoDB": ("setup", "grants", "doctor", "shard", "mongod"),
-    "Other commands": ("consumers", "completion"),
+_COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
+    "Look at sessions": (sessions, show, turns, watch, live),
+    "Change sessions": (set_session, fork, redact, trim, prune, erase),
+    "Move sessions": (import_, verify_, export_),
+    "Run MongoDB": (setup, grants, doctor, shard, mongod),
+    "Other commands": (consumers, completion),
 }
-"""The commands as the help lists them."""
+"""The commands, by the headings of the help."""
 
 _UNWRITABLE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 _NOISE: Final = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
@@ -72,12 +79,12 @@ class _Application(click.Group):
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         width = max(map(len, self.commands))
-        for heading, names in _HEADINGS.items():
+        for heading, commands in _COMMANDS.items():
             with formatter.section(heading):
                 formatter.write_dl(
                     [
-                        (name.ljust(width), self.commands[name].get_short_help_str(80))
-                        for name in names
+                        (str(each.name).ljust(width), each.get_short_help_str(80))
+                        for each in commands
                     ]
                 )
 
@@ -153,16 +160,11 @@ def main() -> None:
       export MONGODB_URI='mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
       mongo-session-service sessions
       mongo-session-service watch
-    """  # noqa: D301  \b is click's sign
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         # A locale may not have every character.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-for command in (
-    *(sessions, show, turns, watch, live),
-    *(fork, set_session, erase, prune, redact, trim),
-    *(consumers, setup, shard, doctor, grants, mongod, completion),
-    *COMMANDS,
-):
+for command in chain.from_iterable(_COMMANDS.values()):
     main.add_command(command)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from mongo_session_service import admin
 from mongo_session_service.cli import options, styles, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.cli.value_types import FUNCTION, START
@@ -33,7 +34,7 @@ _VERY_LATE: Final = 600.0
 @click.group(invoke_without_command=True)
 @options.as_json
 @options.connected
-async def consumers(place: options.Place, *, as_json: bool) -> None:
+async def consumers(place: options.Place) -> None:
     """Shows the status of every durable consumer.
 
     Below the table it says what needs attention, and what to do. LAG is how far a
@@ -49,20 +50,19 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
       mongo-session-service consumers
       mongo-session-service consumers dead-letters billing
       mongo-session-service consumers replay billing --handler my_app:handle
-    """  # noqa: D301  \b is click's sign
+    """
     async with place.service() as service:
         found = await service.consumers()
-        where = place.describe(service)
-    if as_json:
+    if terminal.is_told("json"):
         for each in found:
             terminal.show_json(asdict(each))
     elif found:
-        terminal.say(f"Consumers of {where}:")
+        terminal.say(f"Consumers of {place.location}:")
         terminal.show(terminal.CellRows([consumer_row(each) for each in found]))
         for line in (line for each in found for line in advice(each)):
             terminal.warn(line)
     else:
-        terminal.say(f"No consumer has read from {where}.")
+        terminal.say(f"No consumer has read from {place.location}.")
 
 
 def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
@@ -175,16 +175,15 @@ async def run(
     \b
     Example:
       mongo-session-service consumers run billing --handler my_app:handle
-    """  # noqa: D301
+    """
     from mongo_session_service.cli import consumer_process
 
     consumer_process.log_with_times()
     async with place.service() as service:
         consumer = service.consumer(name, app_name=app)
-        where = place.describe(service)
         try:
             await consumer_process.run_until_signal(
-                consumer, handler, where, health_file, **how
+                consumer, handler, place.location, health_file, **how
             )
         except ConfigurationError as error:
             known = {each.name: each.app_name for each in await service.consumers()}
@@ -198,7 +197,7 @@ async def run(
 @options.removal_options
 @options.connected
 async def remove(
-    place: options.Place, name: str, *, is_agreed: bool, dry_run: bool, as_json: bool
+    place: options.Place, name: str, *, is_agreed: bool, dry_run: bool
 ) -> None:
     """Removes a consumer that nobody runs: its checkpoint and its dead letters.
 
@@ -208,21 +207,18 @@ async def remove(
     \b
     Example:
       mongo-session-service consumers remove billing
-    """  # noqa: D301
+    """
     async with place.service() as service:
-        from mongo_session_service.admin import positions
-
-        where = place.describe(service)
-        status = await _stopped_consumer(service, name, where)
+        status = await _stopped_consumer(service, name, place)
         letters = counted(status.dead_letters, "dead letter")
-        what = f"the checkpoint and {letters} of {printable(name)} in {where}"
+        what = f"the checkpoint and {letters} of {printable(name)} in {place.location}"
         if not dry_run:
             options.require_agreement(f"This removes {what}.", is_agreed=is_agreed)
-            await positions.remove_consumer(service, name)
-    if as_json:
-        terminal.show_json({"name": name, "dead_letters": status.dead_letters})
-    else:
-        terminal.say(f"{'Would remove' if dry_run else 'Removed'} {what}.")
+            await admin.positions.remove_consumer(service, name)
+    terminal.show_result(
+        {"name": name, "dead_letters": status.dead_letters},
+        f"{'Would remove' if dry_run else 'Removed'} {what}.",
+    )
 
 
 @consumers.command()
@@ -244,7 +240,6 @@ async def reset(
     *,
     is_agreed: bool,
     dry_run: bool,
-    as_json: bool,
 ) -> None:
     """Sets where a consumer that nobody runs reads on.
 
@@ -255,43 +250,49 @@ async def reset(
     \b
     Example:
       mongo-session-service consumers reset billing --to beginning --dry-run
-    """  # noqa: D301
+    """
     async with place.service() as service:
-        from mongo_session_service.admin import positions
-
-        where = place.describe(service)
-        status = await _stopped_consumer(service, name, where)
-        position = await positions.start_position(service, to)
+        status = await _stopped_consumer(service, name, place)
+        position = await admin.positions.start_position(service, to)
         start, events = str(to), None if isinstance(to, float) else 0
         if isinstance(to, float):
             start = f"{datetime.fromtimestamp(to, UTC):%Y-%m-%dT%H:%M:%SZ}"
             effect = f"reads all changes since {start}"
         elif to == "beginning":
-            events = await positions.count_log(service, status.app_name)
+            events = await admin.positions.count_log(service, status.app_name)
             effect = f"reads the whole log again: {counted(events, 'event')}"
         else:
             behind = transcript.duration_text(status.lag_seconds)
             effect = f"reads nothing again, and skips the last {behind}"
-        what = f"{printable(name)} in {where} {effect}"
+        what = f"{printable(name)} in {place.location} {effect}"
         if not dry_run:
             options.require_agreement(f"Then {what}.", is_agreed=is_agreed)
-            await positions.reset_consumer(service, name, position)
-    if as_json:
-        terminal.show_json({"name": name, "to": start, "events": events})
-    else:
-        terminal.say(f"{'Then' if dry_run else 'From now on'} {what}.")
+            await admin.positions.reset_consumer(service, name, position)
+    terminal.show_result(
+        {"name": name, "to": start, "events": events},
+        f"{'Then' if dry_run else 'From now on'} {what}.",
+    )
+
+
+async def _consumer_status(
+    service: MongoSessionService, name: str, place: options.Place
+) -> ConsumerStatus:
+    """Read the status of a consumer; refuse a name that none has."""
+    statuses = {each.name: each for each in await service.consumers()}
+    if name not in statuses:
+        known = ", ".join(map(repr, statuses)) or "none"
+        message = (
+            f"No consumer is named {name!r} in {place.location}. Known names: {known}."
+        )
+        raise click.ClickException(message)
+    return statuses[name]
 
 
 async def _stopped_consumer(
-    service: MongoSessionService, name: str, where: str
+    service: MongoSessionService, name: str, place: options.Place
 ) -> ConsumerStatus:
-    """Return the status of a consumer that nobody runs.
-
-    Raises:
-        ClickException: no consumer has this name, or somebody runs it.
-    """
-    await _require_consumer(service, name, where)
-    [status] = [each for each in await service.consumers() if each.name == name]
+    """Read the status of a consumer; refuse one that somebody runs."""
+    status = await _consumer_status(service, name, place)
     if status.owner is not None:
         message = f"{name!r} is run by {status.owner}. Stop that program first."
         raise click.ClickException(message)
@@ -304,7 +305,7 @@ async def _stopped_consumer(
 @click.argument("name")
 @options.as_json
 @options.connected
-async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> None:
+async def dead_letters(place: options.Place, name: str) -> None:
     """Lists the changes that a handler failed on, the oldest failure first.
 
     Credentials are left out, and so is the text of an error that may quote them.
@@ -312,36 +313,16 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
     \b
     Example:
       mongo-session-service consumers dead-letters billing --json | jq .error
-    """  # noqa: D301
-    async with place.service() as service:
-        where = place.describe(service)
-        await _require_consumer(service, name, where)
-        letters = service.consumer(name).dead_letters()
-        if as_json:
-            async for letter in letters:
-                terminal.show_json(_letter_fields(letter))
-            return
-        is_empty = True
-        async for letter in letters:
-            is_empty = False
-            terminal.show(*dead_letter_lines(letter, terminal.terminal_width()))
-    if is_empty:
-        terminal.say(f"Consumer {name!r} has no dead letters in {where}.")
-
-
-async def _require_consumer(
-    service: MongoSessionService, name: str, where: str
-) -> None:
-    """Require that there is a consumer with this name.
-
-    Raises:
-        ClickException: no consumer has this name.
     """
-    names = [each.name for each in await service.consumers()]
-    if name not in names:
-        known = ", ".join(map(repr, names)) or "none"
-        message = f"No consumer is named {name!r} in {where}. Known names: {known}."
-        raise click.ClickException(message)
+    async with place.service() as service:
+        status = await _consumer_status(service, name, place)
+        async for letter in service.consumer(name).dead_letters():
+            if terminal.is_told("json"):
+                terminal.show_json(_letter_fields(letter))
+            else:
+                terminal.show(*dead_letter_lines(letter, terminal.terminal_width()))
+    if not (status.dead_letters or terminal.is_told("json")):
+        terminal.say(f"Consumer {name!r} has no dead letters in {place.location}.")
 
 
 def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
@@ -357,8 +338,7 @@ def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
 
 def _key_parts(letter: DeadLetter) -> dict[str, str]:
     names = ("app_name", "user_id", "session_id")
-    found = ((name, letter.id.get(name)) for name in names)
-    return {name: part for name, part in found if part is not None}
+    return {it: letter.id[it] for it in names if letter.id.get(it) is not None}
 
 
 def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
@@ -389,7 +369,6 @@ async def replay(
     handler: Handler,
     *,
     transactional: bool,
-    as_json: bool,
 ) -> bool:
     """Handles a consumer's dead letters again.
 
@@ -401,22 +380,20 @@ async def replay(
     \b
     Example:
       mongo-session-service consumers replay billing --handler my_app:handle
-    """  # noqa: D301
+    """
     async with place.service() as service:
-        where = place.describe(service)
-        await _require_consumer(service, name, where)
+        await _consumer_status(service, name, place)
         consumer = service.consumer(name)
         handled = await consumer.replay_dead_letters(
             handler, transactional=transactional
         )
-        statuses = await service.consumers()
-    left = sum(each.dead_letters for each in statuses if each.name == name)
-    if as_json:
-        terminal.show_json({"handled": handled, "left": left})
-    else:
-        letters = counted(handled, "dead letter")
-        terminal.say(f"Handled {letters} of {printable(name)} in {where}.")
-    if left and not as_json:
+        left = (await _consumer_status(service, name, place)).dead_letters
+    letters = counted(handled, "dead letter")
+    terminal.show_result(
+        {"handled": handled, "left": left},
+        f"Handled {letters} of {printable(name)} in {place.location}.",
+    )
+    if left and not terminal.is_told("json"):
         command = f"mongo-session-service consumers dead-letters {printable(name)}"
         terminal.warn(f"{counted(left, 'dead letter')} left: `{command}` shows why.")
     return not left

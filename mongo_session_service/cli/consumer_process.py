@@ -47,11 +47,7 @@ async def run_until_signal(
     health_file: Path | None,
     **how: Any,
 ) -> None:
-    """Run a consumer, until it has caught up if so asked, or a signal closes it.
-
-    Raises:
-        ClickException: the health file cannot be written.
-    """
+    """Run a consumer, until it has caught up if so asked, or a signal closes it."""
     logger.info("Consumer %r starts in %s.", consumer.name, where)
     if health_file is not None:
         _touch_health_file(health_file, 0.0)  # refused before anything is handled
@@ -88,11 +84,7 @@ async def _keep_touching(path: Path | None, consumer: Consumer) -> None:
 
 
 def _touch_health_file(path: Path, age: float) -> None:
-    """Create a file, or make it as old as the latest progress.
-
-    Raises:
-        ClickException: it cannot be written.
-    """
+    """Create a file, or make it as old as the latest progress."""
     progress = time.time() - age
     try:
         path.touch()

@@ -35,8 +35,6 @@ async def watch(
     place: options.Place,
     watched: options.Watched,
     after_revision: int | None,
-    *,
-    as_json: bool,
 ) -> None:
     """Prints changes as they are committed.
 
@@ -47,15 +45,15 @@ async def watch(
     \b
     Example:
       mongo-session-service watch --app my_app --json | jq .state_delta
-    """  # noqa: D301  \b is click's sign
+    """
     if after_revision is not None and watched.session_id is None:
         raise click.UsageError("--after-revision needs --session.")
     async with place.service(watched.app_name) as service:
         subscription = service.watch(*watched, after_revision=after_revision)
         async with subscription as changes:
-            terminal.say(f"Watching {watched.words} in {place.describe(service)}.")
+            terminal.say(f"Watching {watched.words} in {place.location}.")
             async for change in changes:
-                if as_json:
+                if terminal.is_told("json"):
                     click.echo(json_line(change.json_text))
                 else:
                     width = terminal.terminal_width()
@@ -90,7 +88,7 @@ async def live(
     \b
     Example:
       mongo-session-service live --app my_app --user ada --session monday
-    """  # noqa: D301
+    """
     import asyncio
     import secrets
     import webbrowser
@@ -122,8 +120,9 @@ async def live(
             query = urlencode({"token": token, **chosen})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             click.echo(url)
-            where = place.describe(service)
-            terminal.say(f"Serving {watched.words} in {where}. Ctrl-C stops it.")
+            terminal.say(
+                f"Serving {watched.words} in {place.location}. Ctrl-C stops it."
+            )
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
             server = Server(config)
             # Until the loop is closed. Uvicorn would repeat each signal at its end, so

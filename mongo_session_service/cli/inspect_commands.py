@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mongo_session_service import admin
 from mongo_session_service.cli import options, styles, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.cli.value_types import CONDITION
-from mongo_session_service.model.wording import counted, json_line
+from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -73,12 +74,7 @@ _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
 @options.as_json
 @options.connected
 async def sessions(
-    place: options.Place,
-    app: str | None,
-    limit: int,
-    *,
-    as_json: bool,
-    **filters: Any,
+    place: options.Place, app: str | None, limit: int, **filters: Any
 ) -> None:
     """Lists an app's sessions, or without --app the apps.
 
@@ -97,14 +93,14 @@ async def sessions(
       mongo-session-service sessions --app my_app --waiting
       mongo-session-service sessions --app my_app --where 'city="Turin"' --json
       mongo-session-service sessions --app my_app --user ada --order update_time
-    """  # noqa: D301  \b is click's sign
+    """
     given = [name for name, value in filters.items() if value and name != "user"]
     if app is None and given:
         name = given[0].removesuffix("s").removesuffix("_by").replace("_", "-")
         raise click.UsageError(f"--{name} needs --app.")
     async with place.service() as service:
         if app is None:
-            await _show_apps(place, service, filters["user"], as_json=as_json)
+            await _show_apps(place, service, filters["user"])
             return
         wanted = {
             "app_name": app,
@@ -117,29 +113,22 @@ async def sessions(
             "order_by": filters["order_by"] or "create_time",
             "newest_first": not filters["oldest_first"],
         }
-        await _show_sessions(place, service, wanted, limit, as_json=as_json)
+        await _show_sessions(place, service, wanted, limit)
 
 
 async def _show_apps(
-    place: options.Place,
-    service: MongoSessionService,
-    user: str | None,
-    *,
-    as_json: bool,
+    place: options.Place, service: MongoSessionService, user: str | None
 ) -> None:
-    from mongo_session_service.admin import contents
-
-    found = await contents.apps(service, user)
-    if as_json:
+    found = await admin.contents.apps(service, user)
+    if terminal.is_told("json"):
         for each in found:
             terminal.show_json(each._asdict())
         return
-    where = place.describe(service)
     whose = "" if user is None else f" of user {printable(user)}"
     if not found:
-        terminal.say(f"There are no apps{whose} in {where}.")
+        terminal.say(f"There are no apps{whose} in {place.location}.")
         return
-    terminal.say(f"Apps{whose} in {where}:")
+    terminal.say(f"Apps{whose} in {place.location}:")
     rows = [
         {
             "APP": styled(each.app_name, "bold"),
@@ -156,33 +145,31 @@ async def _show_sessions(
     service: MongoSessionService,
     wanted: dict[str, Any],
     limit: int,
-    *,
-    as_json: bool,
 ) -> None:
-    from mongo_session_service.admin import contents
-
     # One more than is shown tells whether there are more.
-    found = contents.sessions(service, limit=limit + 1 if limit else None, **wanted)
+    found = admin.contents.sessions(
+        service, limit=limit + 1 if limit else None, **wanted
+    )
+    is_json = terminal.is_told("json")
     rows, count = [], 0
     async for each in found:
         count += 1
         if limit and count > limit:
             break
-        if as_json:
+        if is_json:
             terminal.show_json(summary_fields(each))
         else:
             rows.append(_session_row(each))
     app = printable(wanted["app_name"])
     if not count:
-        where = place.describe(service)
-        names = [each.app_name for each in await contents.apps(service, None)]
+        names = [each.app_name for each in await admin.contents.apps(service, None)]
         if wanted["app_name"] not in names:
-            terminal.warn(f"No session of app {app} is stored in {where}.")
+            terminal.warn(f"No session of app {app} is stored in {place.location}.")
             if 0 < len(names) <= _APPS_NAMED:
                 shown = ", ".join(map(printable, names))
                 terminal.warn(f"Apps with sessions: {shown}.")
-        elif not as_json:
-            terminal.say(f"No such session of app {app} in {where}.")
+        elif not is_json:
+            terminal.say(f"No such session of app {app} in {place.location}.")
     if rows:
         terminal.say(f"Sessions of app {app}:")
         terminal.show(terminal.CellRows(rows))
@@ -232,8 +219,6 @@ async def show(
     place: options.Place,
     ids: tuple[str, str, str],
     events: int | None,
-    *,
-    as_json: bool,
 ) -> None:
     """Shows a session: its details, its conversation, and its state.
 
@@ -244,33 +229,23 @@ async def show(
     Example:
       mongo-session-service show my_app ada 5f0c --events 20
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
-    """  # noqa: D301  \b is click's sign
-    async with place.service(ids[0]) as service:
-        from mongo_session_service.admin import contents
-        from mongo_session_service.model.records import session_key
-
-        key = session_key(*ids)
-        summary = await contents.session(service, key)
+    """
+    async with place.session(ids) as (service, key):
+        summary = await admin.contents.session(service, key)
         after = summary.log_begins
         if events is not None:
             after = max(after, summary.revision - events)
-        log = contents.log(service, summary, after)
-        if as_json:
-            _show_json(summary_fields(summary))
+        log = admin.contents.log(service, summary, after)
+        if terminal.is_told("json"):
+            terminal.show_public_json(summary_fields(summary))
             async for each in log:
-                _show_json(_event_fields(each))
+                terminal.show_public_json(_event_fields(each))
             return
         page = _SessionPage(summary)
         page.show_details(summary.revision - after)
         async for each in log:
             page.show_event(each)
         page.show_state()
-
-
-def _show_json(fields: dict[str, Any]) -> None:
-    from mongo_session_service.codec.public_view import json_text
-
-    click.echo(json_line(json_text(fields)))
 
 
 def _event_fields(stored: LoggedEvent) -> dict[str, Any]:
@@ -315,7 +290,7 @@ class _SessionPage:
         event = public_view({"event": stored.event})["event"]
         terminal.show(_event_heading(stored, event["author"]))
         self._show_texts(_event_texts(event))
-        self._show_texts(_error_texts(event), styles.BAD)
+        self._show_texts([transcript.error_text(event)], styles.BAD)
         delta = event["actions"].get("stateDelta") or {}
         self._show_texts(_state_texts(delta), styles.NOTE)
 
@@ -323,11 +298,22 @@ class _SessionPage:
         """Print the state, each scope by itself."""
         from mongo_session_service.codec.public_view import public_view
 
-        state = public_view({"state": self._summary.state})["state"]
-        for title, scope in _scopes(self._summary, dict(sorted(state.items()))):
-            click.echo()
-            terminal.show(styled(title, "bold"))
-            self._show_texts(_state_texts(scope) if scope else ["(empty)"])
+        summary = self._summary
+        owners = {
+            "": "the session",
+            "user": f"user {summary.user_id}",
+            "app": f"app {summary.app_name}",
+        }
+        scopes: dict[str, dict[str, Any]] = {name: {} for name in owners}
+        state = public_view({"state": summary.state})["state"]
+        for key in sorted(state):
+            scope = key.partition(":")[0]
+            scopes[scope if ":" in key and scope in scopes else ""][key] = state[key]
+        for name, scope in scopes.items():
+            if scope or not name:
+                click.echo()
+                terminal.show(styled(f"State of {owners[name]}", "bold"))
+                self._show_texts(_state_texts(scope) if scope else ["(empty)"])
         if self._sealed:
             sealed = counted(self._sealed, "event")
             terminal.warn(f"{sealed} sealed. Values of state are shown as stored.")
@@ -346,11 +332,13 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
     from rich.text import Text
 
     ago = transcript.duration_text(max(0.0, time.time() - summary.last_update_time))
+    begins = summary.log_begins
+    trimmed = f" (the first {begins:,} trimmed)" if begins else ""
     named = {
         "session": f"{summary.app_name}/{summary.user_id}/{summary.id}",
         "created": transcript.moment(summary.create_time),
         "updated": f"{transcript.moment(summary.last_update_time)}, {ago} ago",
-        "events": f"{summary.event_count:,}{_trimmed_text(summary)}",
+        "events": f"{summary.event_count:,}{trimmed}",
         "labels": transcript.labels_text(summary.labels),
         "expires": expiry_text(summary),
     }
@@ -359,10 +347,6 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
     for name, value in named.items():
         if value:
             yield Text.assemble((f"{name:9}", styles.FAINT), printable(value))
-
-
-def _trimmed_text(summary: SessionSummary) -> str:
-    return f" (the first {summary.log_begins:,} trimmed)" if summary.log_begins else ""
 
 
 def expiry_text(summary: SessionSummary) -> str:
@@ -395,12 +379,6 @@ def _event_texts(event: dict[str, Any]) -> Iterator[str]:
     yield from transcript.action_texts(event["actions"], None)
 
 
-def _error_texts(event: dict[str, Any]) -> Iterator[str]:
-    code, message = event.get("errorCode", ""), event.get("errorMessage", "")
-    if code or message:
-        yield ": ".join(filter(None, (f"error {code}".rstrip(), message)))
-
-
 def _state_texts(state: dict[str, Any]) -> Iterator[str]:
     for key, value in state.items():
         text = json.dumps(value, ensure_ascii=False)
@@ -412,25 +390,6 @@ def _bounded(text: str) -> str:
     if len(text) <= _LONG:
         return text
     return f"{text[:_LONG]} … ({len(text):,} characters; --json prints all)"
-
-
-def _scopes(
-    summary: SessionSummary, state: dict[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Part the state by scope: the session's, its user's and its app's."""
-    own = {
-        key: value
-        for key, value in state.items()
-        if not key.startswith(("app:", "user:"))
-    }
-    yield "State of the session", own
-    for prefix, title in (
-        ("user:", f"State of user {summary.user_id}"),
-        ("app:", f"State of app {summary.app_name}"),
-    ):
-        scope = {key: it for key, it in state.items() if key.startswith(prefix)}
-        if scope:
-            yield title, scope
 
 
 def wrapped_lines(text: str, width: int | None) -> Iterator[str]:

@@ -55,11 +55,7 @@ def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
 
 
 def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
-    """Keep a URI that was given as an option or as an argument.
-
-    Raises:
-        UsageError: another URI is given as well.
-    """
+    """Keep a URI that was given as an option or as an argument."""
     if not uri:
         return
     if kept_option(context, "uri") not in {None, uri}:
@@ -97,8 +93,8 @@ def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> No
 _kept_option: Final = functools.partial(
     click.option, expose_value=False, callback=_keep_given
 )
-as_json: Final = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+as_json: Final = _kept_option(
+    "--json", is_flag=True, help="Print JSON, one object per line."
 )
 uri_argument: Final = click.argument(
     "place", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
@@ -154,21 +150,19 @@ place_options: Final = several(
 """Options that say where sessions are, see :class:`Place`, and how much is told."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Place:
     """Address of stored sessions, as the command line or the environment names it."""
 
     uri: str = field(repr=False)
     database: str | None
     prefix: str
+    location: str = field(init=False)
+    """Database and server, without user and password, once there is a service."""
 
     @classmethod
     def of(cls, context: click.Context) -> Self:
-        """Take the options, or else the environment; ask for a password.
-
-        Raises:
-            UsageError: no URI is given, or a password but no user for it.
-        """
+        """Take the options, or else the environment; ask for a password."""
         uri = kept_option(context, "uri") or os.environ.get("MONGODB_URI")
         if not uri:
             raise click.UsageError(_NO_URI, context)
@@ -180,6 +174,16 @@ class Place:
         )
 
     @asynccontextmanager
+    async def session(
+        self, ids: tuple[str, str, str]
+    ) -> AsyncIterator[tuple[MongoSessionService, SessionKey]]:
+        """Make a service there, and the key of a session that its arguments name."""
+        async with self.service(ids[0]) as service:
+            from mongo_session_service.model.records import session_key
+
+            yield service, session_key(*ids)
+
+    @asynccontextmanager
     async def service(
         self, app: str | None = None, *, after_load: Hook | None = None
     ) -> AsyncIterator[MongoSessionService]:
@@ -187,10 +191,6 @@ class Place:
 
         An error about a session that is not found names the database and the command
         that lists the app's sessions.
-
-        Raises:
-            MongoSessionServiceError: the URI is invalid, or MongoDB does not answer
-                soon.
         """
         # First, because without MongoDB there is no need to import ADK.
         await self._require_answer()
@@ -204,6 +204,9 @@ class Place:
             collection_prefix=self.prefix,
             after_load=after_load,
         )
+        authority = self.uri.partition("://")[2].partition("?")[0].partition("/")[0]
+        hosts = authority.rpartition("@")[2]
+        self.location = printable(f"database {service.database_name} on {hosts}")
         try:
             # Not set up: a command on a wrong database must not create anything.
             yield service
@@ -212,16 +215,10 @@ class Place:
             raise click.ClickException(
                 f"{printable(str(error))} Check app, user and session;"
                 f" `mongo-session-service sessions --app {named}` lists them. This is"
-                f" {self.describe(service)}."
+                f" {self.location}."
             ) from None
         finally:
             await service.close()
-
-    def describe(self, service: MongoSessionService) -> str:
-        """Name the database and the server, without user and password."""
-        authority = self.uri.partition("://")[2].partition("?")[0].partition("/")[0]
-        hosts = authority.rpartition("@")[2]
-        return printable(f"database {service.database_name} on {hosts}")
 
     async def _require_answer(self) -> None:
         """Require that MongoDB answers soon; a service would wait longer."""
@@ -268,11 +265,7 @@ def until_done(body: Coroutine[Any, Any, Result]) -> Result:
 
 
 def password(what: str, variable: str, is_asked: bool) -> str | None:  # noqa: FBT001
-    """Ask for a password, or take it from the environment.
-
-    Raises:
-        UsageError: it is to be asked for, and nobody is there to answer.
-    """
+    """Ask for a password, or take it from the environment."""
     if not is_asked:
         return os.environ.get(variable)
     try:
@@ -286,11 +279,7 @@ def password(what: str, variable: str, is_asked: bool) -> str | None:  # noqa: F
 
 
 def with_password(url: str, password: str | None) -> str:
-    """Put a password for the user into a URL.
-
-    Raises:
-        UsageError: the URL has no user.
-    """
+    """Put a password for the user into a URL."""
     if password is None:
         return url
     parts = re.fullmatch(r"([\w+.-]+://)([^/@:]+)(?::[^/@]*)?@(.*)", url, re.DOTALL)
@@ -302,12 +291,7 @@ def with_password(url: str, password: str | None) -> str:
 
 
 def require_agreement(plan: str, *, is_agreed: bool) -> None:
-    """Say what will be done, and ask, unless that was agreed to already.
-
-    Raises:
-        UsageError: there is no terminal to ask on.
-        ClickException: the answer was no.
-    """
+    """Say what will be done, and ask, unless that was agreed to already."""
     if is_agreed:
         return
     terminal.warn(plan)
@@ -369,11 +353,7 @@ class Watched(NamedTuple):
 
 
 def watched_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose what is watched; the command receives ``watched``.
-
-    Raises:
-        UsageError: an option is missing that another needs.
-    """
+    """Add the options that choose what is watched; the command receives ``watched``."""
 
     @functools.wraps(command)
     def choosing(
@@ -413,13 +393,14 @@ labels: Final = click.option(
 )
 
 
-def named_database(context: click.Context) -> str:
-    """Return the name of the database that is meant; nothing connects to it."""
+def database_and_prefix(context: click.Context) -> tuple[str, str]:
+    """Return the names that are meant, of the database and before its collections."""
     from mongo_session_service.driver import uri as uris
 
     uri = kept_option(context, "uri") or os.environ.get("MONGODB_URI")
     client = uris.open_client(uri or "mongodb://127.0.0.1")
     named = client.get_default_database(uris.DEFAULT_DATABASE).name
     database: str = kept_option(context, "database") or named
-    uris.check_names(client, database, kept_option(context, "prefix") or "")
-    return database
+    prefix: str = kept_option(context, "prefix") or ""
+    uris.check_names(client, database, prefix)
+    return database, prefix

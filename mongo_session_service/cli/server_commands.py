@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 from click.shell_completion import get_completion_class
 
+from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, styles, terminal
-from mongo_session_service.cli.terminal import kept_option
 from mongo_session_service.cli.value_types import ZONE
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.indexes import OPTIONAL
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mongo_session_service.admin.doctor import Finding
-    from mongo_session_service.service import MongoSessionService
 
 PROGRAM: Final = "mongo-session-service"
 _MARKS: Final = {
@@ -55,7 +54,6 @@ async def setup(
     index: Literal["activity"] | None,
     *,
     fill_waiting: bool,
-    as_json: bool,
 ) -> bool:
     """Creates the collections and indexes that are missing.
 
@@ -72,19 +70,16 @@ async def setup(
     Example:
       mongo-session-service setup
       mongo-session-service setup --index activity
-    """  # noqa: D301  \b is click's sign
+    """
     async with place.service() as service:
-        from mongo_session_service.admin import contents
-
-        before = await contents.read_schema(service)
+        before = await admin.contents.read_schema(service)
         await service.setup(index=index)
-        after = await contents.read_schema(service)
-        where = place.describe(service)
-        filled = await _fill_waiting(service) if fill_waiting else None
+        after = await admin.contents.read_schema(service)
+        filled = await admin.fill_waiting(service) if fill_waiting else None
     created = sorted(after.collections - before.collections)
     made = before.missing_indexes - after.missing_indexes
     indexes = sorted(made | after.optional_indexes - before.optional_indexes)
-    if as_json:
+    if terminal.is_told("json"):
         terminal.show_json(
             {
                 "collections": created,
@@ -99,23 +94,17 @@ async def setup(
         if names:
             terminal.say(f"Created {what}: {', '.join(names)}.")
     done = "Set up" if created or indexes else "Nothing had to be created in"
-    terminal.say(f"{done} {where}: schema version {after.schema_version}.")
+    terminal.say(f"{done} {place.location}: schema version {after.schema_version}.")
     if filled is not None:
         terminal.say(f"Filled in what waits for people: {counted(filled, 'session')}.")
     return not after.missing_indexes
-
-
-async def _fill_waiting(service: MongoSessionService) -> int:
-    from mongo_session_service.admin.waiting_fill import fill_waiting
-
-    return await fill_waiting(service)
 
 
 @click.command(short_help="Checks the server, the user and what is stored.")
 @options.uri_argument
 @options.as_json
 @options.connected
-async def doctor(place: options.Place, *, as_json: bool) -> bool:
+async def doctor(place: options.Place) -> bool:
     """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
 
     It reads up to 10,000 sessions and as many events; if there are more, a sample. The
@@ -124,22 +113,23 @@ async def doctor(place: options.Place, *, as_json: bool) -> bool:
     \b
     Example:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
-    """  # noqa: D301
+    """
     found: list[Finding] = []
+    is_json = terminal.is_told("json")
     async with place.service() as service:
         from mongo_session_service.admin.doctor import examine
 
         async for finding in examine(service):
             found.append(finding)
-            if as_json:
+            if is_json:
                 terminal.show_json(asdict(finding))
             else:
                 terminal.show(_finding_row(finding))
-        if not as_json:
+        if not is_json:
             terminal.show(*_remedies(found))
             counts = Counter(each.status for each in found)
             counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-            terminal.say(f"{counted}, in {place.describe(service)}.")
+            terminal.say(f"{counted}, in {place.location}.")
     return all(each.status != "failed" for each in found)
 
 
@@ -211,9 +201,7 @@ def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
 @options.as_json
 @options.place_options
 @click.pass_context
-def grants(
-    context: click.Context, features: list[str], name: str | None, *, as_json: bool
-) -> None:
+def grants(context: click.Context, features: list[str], name: str | None) -> None:
     """Prints a role with the privileges that the service needs, and no others.
 
     It is a script for mongosh, and can be run again. "sessions" is what an agent needs;
@@ -225,12 +213,11 @@ def grants(
     Example:
       mongo-session-service grants --database adk > grants.js
       mongo-session-service grants --database adk --for sessions --for changes
-    """  # noqa: D301
-    prefix = kept_option(context, "prefix") or ""
+    """
+    database, prefix = options.database_and_prefix(context)
     wanted = features or FEATURES
-    database = options.named_database(context)
     role = role_for(database, prefix=prefix, features=wanted, name=name)
-    if as_json:
+    if terminal.is_told("json"):
         terminal.show_json(role)
     else:
         click.echo(script(role).rstrip())
@@ -265,11 +252,10 @@ def shard(context: click.Context, zones: list[tuple[str, str]]) -> None:
     Example:
       mongo-session-service shard --database adk > shard.js
       mongo-session-service shard --zone support=europe > shard.js
-    """  # noqa: D301
+    """
     from mongo_session_service.schema import sharding
 
-    database = options.named_database(context)
-    prefix = kept_option(context, "prefix") or ""
+    database, prefix = options.database_and_prefix(context)
     click.echo(sharding.script(database, prefix, zones).rstrip())
 
 
@@ -303,7 +289,7 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     \b
     Example:
       mongo-session-service mongod --data-dir .mongodb
-    """  # noqa: D301
+    """
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
     from mongo_session_service.embedded.mongod import STANDARD_PORT, standard_port
 
@@ -352,7 +338,7 @@ def completion(context: click.Context, shell: str) -> None:
       eval "$(mongo-session-service completion bash)"    # in ~/.bashrc
       eval "$(mongo-session-service completion zsh)"     # in ~/.zshrc
       mongo-session-service completion fish | source    # in config.fish
-    """  # noqa: D301
+    """
     completion_class = get_completion_class(shell)
     if completion_class is None:
         raise click.ClickException(f"Click has no completion for {shell}.")

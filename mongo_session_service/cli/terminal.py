@@ -142,6 +142,21 @@ def show_json(fields: dict[str, Any]) -> None:
     click.echo(json_line(json.dumps(fields, ensure_ascii=False)))
 
 
+def show_public_json(fields: dict[str, Any]) -> None:
+    """Print the public view of events, states and plain values as a line of JSON."""
+    from mongo_session_service.codec.public_view import json_text
+
+    click.echo(json_line(json_text(fields)))
+
+
+def show_result(fields: dict[str, Any], remark: str) -> None:
+    """Print what a command has done: with ``--json`` as JSON, else as a remark."""
+    if is_told("json"):
+        show_json(fields)
+    else:
+        say(remark)
+
+
 def say(text: str) -> None:
     """Print a remark on stderr; ``-q`` silences it."""
     if not is_told("quiet"):
@@ -182,16 +197,10 @@ def progress(
     """Show a progress bar; call the result with the number of events done.
 
     Without a total, the share of a file that was read tells the time left. Nothing is
-    shown where stderr is not a terminal, nor with ``-q``.
-
-    Args:
-        label: What happens, such as "Importing".
-        total: How many events there are, if that is known.
-        share_read: The share of the source that was read, if that is known.
-        what: What is counted, in the singular.
-        is_shown: False where the output may be on the same terminal, such as JSON.
+    shown where stderr is not a terminal, nor with ``-q`` or ``--json``.
     """
-    if not is_shown or not sys.stderr.isatty() or is_told("quiet"):
+    is_silent = is_told("quiet") or is_told("json")
+    if is_silent or not is_shown or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console

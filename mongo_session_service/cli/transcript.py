@@ -171,14 +171,20 @@ def part_text(part: dict[str, Any], width: int | None) -> str:
             return f"[{', '.join(names)}]" if part else ""
 
 
-def _event_text(event: dict[str, Any], width: int | None) -> str:
-    pieces = [
-        part_text(part, width) for part in event.get("content", {}).get("parts", ())
-    ]
+def error_text(event: dict[str, Any]) -> str:
+    """Describe an event's error; empty if it has none."""
     code, message = event.get("errorCode", ""), event.get("errorMessage", "")
-    if code or message:
-        pieces.append(f"error {code}: {message}")
-    pieces.extend(action_texts(event["actions"], width))
+    named = f"error {code}".rstrip() if code or message else ""
+    return ": ".join(filter(None, (named, message)))
+
+
+def _event_text(event: dict[str, Any], width: int | None) -> str:
+    parts = event.get("content", {}).get("parts") or ()
+    pieces = [
+        *(part_text(part, width) for part in parts),
+        error_text(event),
+        *action_texts(event["actions"], width),
+    ]
     return _joined(filter(None, pieces), "  ", width)
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from mongo_session_service import admin
 from mongo_session_service.cli import options, styles, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.model.wording import json_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,8 +43,6 @@ async def turns(
     app: str | None,
     user: str | None,
     status: TurnPhase | None,
-    *,
-    as_json: bool,
 ) -> None:
     """Lists the turns in which agents run, in any process.
 
@@ -56,22 +54,19 @@ async def turns(
       mongo-session-service turns
       mongo-session-service turns --app my_app --status failed --json
       mongo-session-service turns stop my_app ada 5f0c --reason 'too expensive'
-    """  # noqa: D301  \b is click's sign
+    """
     if user is not None and app is None:
         raise click.UsageError("--user needs --app.")
     async with place.service() as service:
-        from mongo_session_service.codec.public_view import json_text
-
         found = await service.find_turns(app_name=app, user_id=user, status=status)
-        where = place.describe(service)
-    if as_json:
+    if terminal.is_told("json"):
         for each in found:
-            click.echo(json_line(json_text(each._asdict())))
+            terminal.show_public_json(each._asdict())
     elif found:
-        terminal.say(f"Turns in {where}:")
+        terminal.say(f"Turns in {place.location}:")
         terminal.show(terminal.CellRows([_turn_row(each) for each in found]))
     else:
-        terminal.say(f"There are no such turns in {where}.")
+        terminal.say(f"There are no such turns in {place.location}.")
 
 
 def _turn_row(turn: TurnInfo) -> dict[str, Text]:
@@ -94,11 +89,7 @@ def _turn_row(turn: TurnInfo) -> dict[str, Text]:
 @options.as_json
 @options.connected
 async def stop_turn(
-    place: options.Place,
-    ids: tuple[str, str, str],
-    reason: str | None,
-    *,
-    as_json: bool,
+    place: options.Place, ids: tuple[str, str, str], reason: str | None
 ) -> None:
     """Stops the turn of a session, in whichever process it runs.
 
@@ -108,17 +99,13 @@ async def stop_turn(
     \b
     Example:
       mongo-session-service turns stop my_app ada 5f0c --reason 'too expensive'
-    """  # noqa: D301
-    async with place.service(ids[0]) as service:
-        from mongo_session_service.admin import contents
-        from mongo_session_service.model.records import session_key
-
-        key = session_key(*ids)
+    """
+    async with place.session(ids) as (service, key):
         # First: a command on a wrong database creates no collections.
-        await contents.details(service, key)
+        await admin.contents.details(service, key)
         was_running = await service.stop_turn(**key.id, reason=reason)
-    if as_json:
-        terminal.show_json({**key.id, "was_running": was_running})
-        return
     said = "was told to stop" if was_running else "is not running"
-    terminal.say(f"The turn of session {printable(key.session_id)} {said}.")
+    terminal.show_result(
+        {**key.id, "was_running": was_running},
+        f"The turn of session {printable(key.session_id)} {said}.",
+    )

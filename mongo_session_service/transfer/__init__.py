@@ -10,8 +10,11 @@
 from __future__ import annotations
 
 from mongo_session_service.errors import ConflictError, SourceError, TransferError
-from mongo_session_service.transfer.export_file import JsonLinesSource
-from mongo_session_service.transfer.exporter import Exported, export
+from mongo_session_service.transfer.export_file import (
+    Exported,
+    JsonLinesSource,
+    export,
+)
 from mongo_session_service.transfer.handover import HandedOver, hand_over
 from mongo_session_service.transfer.importer import move
 from mongo_session_service.transfer.source_items import (
@@ -23,8 +26,7 @@ from mongo_session_service.transfer.source_items import (
     Source,
 )
 from mongo_session_service.transfer.sources.adk_mongodb import AdkMongoDbSource
-from mongo_session_service.transfer.sources.adk_sql import SqlSource
-from mongo_session_service.transfer.sources.adk_sqlite import SqliteSource
+from mongo_session_service.transfer.sources.adk_sql import SqliteSource, SqlSource
 from mongo_session_service.transfer.sources.service_source import ServiceSource
 from mongo_session_service.transfer.sources.store_source import StoreSource
 from mongo_session_service.transfer.verifier import Verified, verify

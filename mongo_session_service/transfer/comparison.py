@@ -23,9 +23,11 @@ from mongo_session_service.model.records import Append, Document
 from mongo_session_service.model.wording import counted
 from mongo_session_service.sessions.deletion import is_session
 from mongo_session_service.transfer.import_batches import Incoming, IncomingState
-from mongo_session_service.transfer.source_items import ODD, Problem, named
-
-MISSING: Final = "the target does not have it"
+from mongo_session_service.transfer.source_items import (
+    ALTERED,
+    Problem,
+    session_text,
+)
 
 _ROUNDING: Final = 2e-6
 """Seconds by which equal times may differ."""
@@ -77,15 +79,15 @@ class SessionPlan(NamedTuple):
     @property
     def conflict(self) -> Problem:
         """Why the source's session cannot be stored."""
-        if self.incoming.source_key is None:
-            return Problem(named(self.incoming.key), self.reason)
-        reason = f"{self.reason}; its id is stored without its white space"
-        return Problem(named(self.incoming.source_key), reason)
+        reason = self.reason
+        if self.incoming.is_renamed:
+            reason += "; its id is stored without its white space"
+        return Problem(session_text(self.incoming.header.key), reason)
 
     @property
     def may_replace(self) -> bool:
         """Whether it may replace what is different; it has an id of its own, then."""
-        return self.incoming.source_key is None
+        return not self.incoming.is_renamed
 
     @property
     def is_lacking(self) -> bool:
@@ -185,14 +187,15 @@ def compare_session(
     matched = _count_matching(incoming, stored, hooks)
     plan = SessionPlan(incoming, found, Standing.NEW, matched)
     if found is None or not is_session(found):
-        missing = (Difference("_id", MISSING),) if incoming.is_last else ()
-        return plan._replace(stored=len(stored), differences=missing)
+        missing = Difference("_id", "the target does not have it")
+        there = plan._replace(stored=len(stored))
+        return there._replace(differences=(missing,)) if incoming.is_last else there
     plan = plan._replace(standing=Standing.CONFLICT)
     try:
         documents.checked_key(found)
         differences = tuple(_session_differences(incoming, found, hooks))
     except StorageError:
-        return plan._replace(differences=(Difference("_id", ODD),), reason=ODD)
+        return plan._replace(differences=(Difference("_id", ALTERED),), reason=ALTERED)
     plan = plan._replace(differences=differences)
     if incoming.offset + matched < min(found["revision"], incoming.revision):
         event = _event_difference(incoming, stored, matched)
@@ -217,14 +220,14 @@ def _standing(
         return Standing.BEHIND, ""
     if revision == documents.log_begins(session):
         # Without events, two sessions are one if they were created at the same time.
-        known = "state" if incoming.create_time is None else "create_time"
+        known = "state" if incoming.header.create_time is None else "create_time"
         if known in reasons:
             return Standing.CONFLICT, "it was created separately"
     if revision != incoming.revision:
         is_ahead = revision > incoming.revision
         return Standing.AHEAD if is_ahead else Standing.BEHIND, ""
     for field in ("details", "state", "update_time"):
-        if field in reasons and incoming.update_time > session["update_time"]:
+        if field in reasons and incoming.header.update_time > session["update_time"]:
             return Standing.BEHIND, ""
         if field in reasons:
             return Standing.CONFLICT, reasons[field]
@@ -237,13 +240,13 @@ def _session_differences(
     incoming: Incoming, session: Document, hooks: Hooks
 ) -> Iterator[Difference]:
     """The fields that differ; of a part that is not the last, only the log's begin."""
-    begins = documents.log_begins(session)
-    if not is_same_value(begins, incoming.log_begins):
-        reason = f"its log begins after revision {begins}, not {incoming.log_begins}"
+    header, begins = incoming.header, documents.log_begins(session)
+    if not is_same_value(begins, header.log_begins):
+        reason = f"its log begins after revision {begins}, not {header.log_begins}"
         yield Difference(documents.LOG_BEGINS, reason)
     if not incoming.is_last:
         return
-    count, other = incoming.revision - incoming.log_begins, session["revision"] - begins
+    count, other = incoming.revision - header.log_begins, session["revision"] - begins
     if not is_same_value(count, other):
         yield Difference("revision", f"{counted(count, 'event')}, there {other}")
     owner = Owner.of_session(incoming.key)
@@ -262,7 +265,7 @@ def _session_differences(
         )
         for reason in _state_differences(began, before):
             yield Difference(documents.INITIAL, f"initial {reason}")
-    times = {"update_time": incoming.update_time, "create_time": incoming.create_time}
+    times = {"update_time": header.update_time, "create_time": header.create_time}
     for name, seconds in times.items():
         if seconds is not None and not _is_same_time(seconds, session[name]):
             moments = f"{_moment(seconds)}, there {_moment(session[name])}"
@@ -335,7 +338,7 @@ def compare_state(
         fields = {} if stored is None else stored.get("state")
         there = documents.decode_state(fields, owner, hooks)
     except StorageError:
-        return plan._replace(differences=(ODD,))
+        return plan._replace(differences=(ALTERED,))
     plan = plan._replace(differences=tuple(_state_differences(here, there)))
     if stored is None:
         return plan._replace(standing=Standing.NEW)

@@ -1,4 +1,4 @@
-"""Export files: sessions as JSON Lines, format version 2.
+"""Export files: sessions written and read as JSON Lines, format version 2.
 
 The first line names the form; then each line is an object with one field::
 
@@ -28,18 +28,27 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import stat
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from tempfile import mkstemp
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple, cast
 from zlib import error as ZlibError  # noqa: N812  the module names it so
 
 from google.adk.events.event import Event
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import decode_value, json_form
@@ -51,14 +60,21 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.extended_json import tagged, untagged
 from mongo_session_service.errors import (
+    DocumentTooLargeError,
     InvalidInputError,
     SourceError,
+    TransferError,
     without_passwords,
 )
-from mongo_session_service.model import metadata
+from mongo_session_service.model.metadata import (
+    Details,
+    check_labels,
+    check_stored_title,
+    check_ttl,
+)
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
-from mongo_session_service.model.wording import counted
+from mongo_session_service.model.wording import counted, json_line
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Item,
@@ -66,6 +82,7 @@ from mongo_session_service.transfer.source_items import (
     Selection,
     SessionHeader,
     SharedState,
+    Source,
 )
 from mongo_session_service.transfer.sources.adk_rows import check_weight, validated
 from mongo_session_service.transfer.sources.base_source import (
@@ -74,6 +91,7 @@ from mongo_session_service.transfer.sources.base_source import (
     drawn,
     in_thread,
 )
+from mongo_session_service.transfer.sources.store_source import StoreSource
 
 STREAM: Final = "-"
 """The name of standard input and output."""
@@ -90,23 +108,63 @@ _SESSION: Final = b'{"session":'
 _EVENT: Final = b'{"event":'
 """How lines begin, whether the rest of them can be read or not."""
 
-_FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
-    "app_state": {"app_name", "state"},
-    "user_state": {"app_name", "user_id", "state"},
-    "session": {
-        *SessionKey._fields,
-        *("create_time", "update_time", INITIAL, LOG_BEGINS, FORKED_FROM, "state"),
-        *metadata.DETAILS,
-    },
-}
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Line(BaseModel, extra="forbid", strict=True):
+    """What a line holds, by the names of its fields."""
+
+    @field_validator(*SessionKey._fields, mode="before", check_fields=False)
+    @classmethod
+    def _check_id(cls, value: object, info: ValidationInfo) -> str:
+        return check_id(f"its {info.field_name}", value)
+
+
+class _AppStateLine(_Line):
+    app_name: str
+    state: dict[Any, Any]
+
+
+class _UserStateLine(_AppStateLine):
+    user_id: str
+
+
+class _Origin(_Line):
+    session_id: str
+    create_time: FiniteFloat
+    revision: _Count
+
+
+class _SessionLine(_UserStateLine):
+    session_id: str
+    create_time: FiniteFloat | None = None
+    update_time: FiniteFloat
+    title: Annotated[str, BeforeValidator(check_stored_title)] | None = None
+    labels: Annotated[dict[str, str], BeforeValidator(check_labels)] | None = None
+    ttl: Annotated[float, BeforeValidator(check_ttl)] | None = None
+    expire_time: FiniteFloat | None = None
+    log_begins: _Count = 0
+    forked_from: list[_Origin] = []
+    initial_state: dict[Any, Any] | None = None
+
+    def header(self) -> SessionHeader:
+        """Return the session that the line describes."""
+        if self.log_begins and self.initial_state is None:
+            raise MalformedError("its session has log_begins, but no initial state")
+        return SessionHeader(
+            SessionKey(self.app_name, self.user_id, self.session_id),
+            self.state,
+            update_time=self.update_time,
+            create_time=self.create_time,
+            details=Details(self.title, self.labels or {}, self.ttl, self.expire_time),
+            initial=self.initial_state,
+            log_begins=self.log_begins,
+            forked_from=[each.model_dump() for each in self.forked_from],
+        )
 
 
 def encode_item(item: SharedState | SessionHeader | Event) -> str:
-    """An item as a line, without the line end.
-
-    Raises:
-        InvalidInputError: the event or state cannot be stored.
-    """
+    """An item as a line, without the line end."""
     if isinstance(item, Event):
         return json_text({"event": decode_value(encode_event_fields(item))})
     state = _sorted(item.state)
@@ -150,11 +208,7 @@ def _tagged_text(value: Any) -> str:
 
 
 def parse_line(line: bytes) -> tuple[str, Any]:
-    """A line's only field, and its value without tags.
-
-    Raises:
-        MalformedError: it is not a JSON object of one field, or takes too much memory.
-    """
+    """A line's only field, and its value without tags."""
     check_weight(line)
     try:
         value = _DECODER.decode(line.decode())
@@ -176,11 +230,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def check_header(line: bytes) -> None:
-    """Refuse a file of another format or version, by its first line.
-
-    Raises:
-        SourceError: it has another format, or a version of another release.
-    """
+    """Refuse a file of another format or version, by its first line."""
     try:
         check_weight(line)
         header = json.loads(line)
@@ -199,87 +249,34 @@ def check_header(line: bytes) -> None:
 
 
 def decode_item(kind: str, value: Any) -> Item:
-    """The item that a line holds.
-
-    Raises:
-        MalformedError: it is not a complete item.
-    """
-    if kind not in {*_FIELDS, "event"}:
+    """The item that a line holds."""
+    if kind not in {"app_state", "user_state", "session", "event"}:
         raise MalformedError(f"it begins with {kind[:40]!r}, which is unknown")
     if not isinstance(value, dict):
         raise MalformedError(f"its {kind} is not an object")
-    if kind == "event":
-        return validated(value)
-    if unknown := sorted(value.keys() - _FIELDS[kind]):
-        name = unknown[0][:40]
-        raise MalformedError(f"its {kind} has the unknown field {name!r}")
-    state = value.get("state")
-    if not isinstance(state, dict):
-        raise MalformedError(f"its {kind} has no state")
     try:
-        return _header_or_state(kind, value, state)
-    except InvalidInputError as error:
-        raise MalformedError(str(error).rstrip(".")) from None
+        match kind:
+            case "event":
+                return validated(value)
+            case "session":
+                return _SessionLine.model_validate(value).header()
+            case "user_state":
+                user = _UserStateLine.model_validate(value)
+                return SharedState(user.app_name, user.user_id, user.state)
+            case _:
+                app = _AppStateLine.model_validate(value)
+                return SharedState(app.app_name, None, app.state)
+    except ValidationError as error:
+        raise MalformedError(_first_fault(kind, error)) from None
 
 
-def _header_or_state(
-    kind: str, value: dict[str, Any], state: dict[str, Any]
-) -> SharedState | SessionHeader:
-    names = (name for name in SessionKey._fields if name in _FIELDS[kind])
-    ids = [check_id(f"its {name}", value.get(name)) for name in names]
-    if kind != "session":
-        return SharedState(ids[0], ids[1] if kind == "user_state" else None, state)
-    create_time, initial = value.get("create_time"), value.get(INITIAL)
-    if initial is not None and not isinstance(initial, dict):
-        raise MalformedError("its session's initial state is not an object")
-    begins = value.get(LOG_BEGINS, 0)
-    if type(begins) is not int or not 0 <= begins < 2**63:
-        raise MalformedError("its session's log_begins is not a number of events")
-    if begins and initial is None:
-        raise MalformedError("its session has log_begins, but no initial state")
-    known = {
-        name: check(value[name])
-        for name, check in _DETAILS.items()
-        if value.get(name) is not None
-    }
-    return SessionHeader(
-        SessionKey(*ids),
-        state,
-        update_time=_time(value.get("update_time")),
-        create_time=None if create_time is None else _time(create_time),
-        details=metadata.Details(**known),
-        initial=initial,
-        log_begins=begins,
-        forked_from=_origins(value.get(FORKED_FROM, [])),
-    )
-
-
-def _origins(value: Any) -> list[dict[str, Any]]:
-    fields = {"session_id": str, "create_time": float, "revision": int}
-    for each in value if isinstance(value, list) else [None]:
-        known = each if isinstance(each, dict) else {}
-        kinds = {name: type(part) for name, part in known.items()}
-        if kinds != fields or not 0 <= known["revision"] < 2**63:
-            raise MalformedError("its session's forked_from is not a list of sessions")
-        check_id("its origin's session_id", known["session_id"])
-        _time(known["create_time"])
-    return cast("list[dict[str, Any]]", value)
-
-
-def _time(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedError("one of its times is not a number")
-    if not math.isfinite(value):
-        raise MalformedError("one of its times is not finite")
-    return float(value)
-
-
-_DETAILS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "title": metadata.check_stored_title,
-    "labels": metadata.check_labels,
-    "ttl": metadata.check_ttl,
-    "expire_time": _time,
-}
+def _first_fault(kind: str, error: ValidationError) -> str:
+    """Say what is wrong with a line, without what it holds."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    if cause := fault.get("ctx", {}).get("error"):
+        return str(cause).rstrip(".")
+    where = ".".join(map(str, fault["loc"]))[:40]
+    return f"{where!r} of its {kind}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 
 class _End(NamedTuple):
@@ -305,30 +302,23 @@ class JsonLinesSource(BaseSource):
         return without_passwords(self._path) if is_path else "standard input"
 
     @override
-    async def _open(self) -> None:
+    async def _open(self, exits: AsyncExitStack) -> None:
         if self._path == STREAM:
             # Not sys.stdin itself: Python could not exit while a thread reads it.
             self._plain = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
         else:
             try:
                 # A named pipe blocks until somebody writes to it.
-                self._plain = await in_thread(self._open_file)
+                path = Path(self._path)
+                self._plain = await in_thread(lambda: path.open("rb"))
             except OSError as error:
                 message = f"{self.name!r} cannot be read: {error.strerror}."
                 raise SourceError(message) from None
+            exits.callback(self._plain.close)
         self._file = self._plain
         if self._path.endswith(".gz"):
             self._file = cast("BinaryIO", gzip.GzipFile(fileobj=self._plain))
-
-    def _open_file(self) -> BinaryIO:
-        return Path(self._path).open("rb")
-
-    @override
-    async def _close(self) -> None:
-        if self._path != STREAM:
-            for each in (self._file, self._plain):
-                if each is not None:
-                    each.close()
+            exits.callback(self._file.close)
 
     @override
     def share_read(self) -> float | None:
@@ -358,12 +348,20 @@ class JsonLinesSource(BaseSource):
         lines = self._numbered_lines()
         _, first = next(lines, (1, b""))
         check_header(first)
-        blank = _BlankLines()
-        yield from _items_of_lines(filter(blank.is_other, lines))
-        if blank.count:
-            where = f"line {blank.first}"
-            lines_found = counted(blank.count, "blank line")
-            yield Problem(where, f"it is blank; the file has {lines_found}")
+        first_blank = blank = 0  # a file may have any number, so they are one problem
+
+        def not_blank() -> Iterator[tuple[int, bytes]]:
+            nonlocal first_blank, blank
+            for number, line in lines:
+                if line.isspace():
+                    first_blank, blank = first_blank or number, blank + 1
+                else:
+                    yield number, line
+
+        yield from _items_of_lines(not_blank())
+        if blank:
+            found = f"it is blank; the file has {counted(blank, 'blank line')}"
+            yield Problem(f"line {first_blank}", found)
 
     def _numbered_lines(self) -> Iterator[tuple[int, bytes]]:
         number = 0
@@ -390,22 +388,6 @@ class JsonLinesSource(BaseSource):
             yield line
             while len(line) == most and not line.endswith(b"\n"):
                 line = self._file.readline(most)  # the rest of one that is too long
-
-
-class _BlankLines:
-    """Counts lines without content: a file may hold any number, each of a byte."""
-
-    def __init__(self) -> None:
-        """Count nothing yet."""
-        self.first = self.count = 0
-
-    def is_other(self, numbered: tuple[int, bytes]) -> bool:
-        """Tell whether a line has content; count it if not."""
-        number, line = numbered
-        if is_blank := line.isspace():
-            self.first = self.first or number
-            self.count += 1
-        return not is_blank
 
 
 def _items_of_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[Item]:
@@ -446,3 +428,138 @@ def _decode_line(where: str, line: bytes) -> Item | _End:
         is_session = line.startswith(_SESSION)
         rest = "; its events are left out, too" if is_session else ""
         return Problem(where, f"{error}{rest}")
+
+
+@dataclass(slots=True)
+class Exported:
+    """The result of an export."""
+
+    sessions: int = 0
+    events: int = 0
+    states: int = 0
+    problems: int = 0
+    """Things that could not be read; left out."""
+
+
+async def export(
+    source: Source,
+    path: str | Path,
+    selection: Selection = EVERYTHING,
+    *,
+    on_problem: Callable[[Problem], None] | None = None,
+    on_progress: Callable[[Exported], None] = lambda _: None,
+) -> Exported:
+    """Write the selected sessions of an open source as JSON Lines, in its order.
+
+    Args:
+        source: Where the sessions are.
+        path: The file; ``-`` is standard output, and ``.gz`` compresses. The file
+            appears when it is complete, with the mode of the one that it replaces, or
+            for its owner alone. What it holds is in clear.
+        selection: Which sessions to export.
+        on_problem: Called with what is left out; by default that is an error.
+        on_progress: Called with what was written so far, whenever a session begins, and
+            at the end.
+
+    Raises:
+        TransferError: something cannot be read, or the file cannot be written. Events
+            that are sealed, and cannot be opened, are noticed before anything is.
+    """
+    exported = Exported()
+    if on_problem is None and isinstance(source, StoreSource):
+        await source.refuse_sealed(selection)
+    with _opened_output(str(path)) as file:
+        file.write(HEADER.encode() + b"\n")
+        async with aclosing(source.read(selection)) as items:
+            async for item in items:
+                line = _line(item)
+                if isinstance(line, Problem):
+                    if on_problem is None:
+                        what = str(line).removesuffix(".")
+                        message = f"Cannot be exported: {what}. Nothing was written."
+                        raise TransferError(message)
+                    exported.problems += 1
+                    on_problem(line)
+                    continue
+                file.write(line)
+                exported.events += isinstance(item, Event)
+                exported.states += isinstance(item, SharedState)
+                if isinstance(item, SessionHeader):
+                    exported.sessions += 1
+                    on_progress(exported)
+        end = encode_end(exported.sessions, exported.events)
+        file.write(end.encode() + b"\n")
+    on_progress(exported)
+    return exported
+
+
+def _line(item: Item) -> bytes | Problem:
+    if isinstance(item, Problem):
+        return item
+    try:
+        # Whoever looks at a file in a terminal is as safe as with any command.
+        return json_line(encode_item(item)).encode() + b"\n"
+    except (InvalidInputError, DocumentTooLargeError) as error:
+        return Problem("an item", str(error))
+
+
+@contextmanager
+def _opened_output(path: str) -> Iterator[BinaryIO]:
+    """Open a file that gets its name when it is complete, or standard output."""
+    if path == STREAM:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    if not path or path.endswith("/") or "\0" in path:
+        shown = without_passwords(path)
+        raise TransferError(f"{shown!r} is not the name of a file.")
+    try:
+        place = Path(path)
+        # Replace the file that a link points to, not the link. Write to a pipe or
+        # device itself, by this name: /dev/stdout may lead to no other.
+        is_file = _is_file(place)
+        written = _replacing(place.resolve()) if is_file else place.open("wb")
+        with written as plain, _packed(plain, path) as file:
+            yield file
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        shown = without_passwords(path)
+        message = f"{shown!r} cannot be written: {error.strerror or error}."
+        raise TransferError(message) from None
+
+
+def _is_file(place: Path) -> bool:
+    """Tell whether a path is that of a regular file, or will be."""
+    try:
+        return stat.S_ISREG(place.stat().st_mode)
+    except FileNotFoundError:
+        return True
+
+
+@contextmanager
+def _replacing(place: Path) -> Iterator[BinaryIO]:
+    """A new file of its owner alone, which takes another one's place and mode."""
+    handle, partial = mkstemp(prefix=".export-", suffix=".partial", dir=place.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(handle)
+            if place.exists():
+                os.fchmod(handle, stat.S_IMODE(place.stat().st_mode))
+        Path(partial).replace(place)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _packed(plain: BinaryIO, path: str) -> Iterator[BinaryIO]:
+    """The file, compressed if its name ends with .gz."""
+    if not path.endswith(".gz"):
+        yield plain
+        return
+    # Without a name and time, equal content gives equal bytes.
+    with gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as packed:
+        yield cast("BinaryIO", packed)

@@ -24,7 +24,7 @@ from mongo_session_service.transfer.source_items import (
     SessionHeader,
     SharedState,
     Source,
-    named,
+    session_text,
 )
 
 _SCRATCH: Final = "mongo-session-service-handover"
@@ -135,7 +135,7 @@ class _Taker:
     async def _replace(self) -> None:
         """Recreate the session with the events that agree, or skip it."""
         if self.on_conflict == "fail":
-            where = named(self.header.key)
+            where = session_text(self.header.key)
             raise ConflictError(f"The service has other events of {where}.")
         if self.on_conflict == "skip":
             self.session = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -38,7 +38,7 @@ from mongo_session_service.transfer.source_items import (
     SessionHeader,
     SharedState,
     Source,
-    named,
+    session_text,
 )
 
 MAX_EVENTS: Final = 1000
@@ -46,18 +46,15 @@ MAX_EVENTS: Final = 1000
 MAX_BYTES: Final = 8_000_000
 """Events and state written together; a larger event is written alone."""
 
-SIMILAR: Final = "the source has another one whose id differs only in white space"
-
 
 @dataclass(slots=True)
 class Incoming:
     """An encoded session, or a part of one that is too large for one write."""
 
     key: SessionKey
+    """The source's, without white space around its session's id."""
+    header: SessionHeader
     state: Document
-    update_time: float
-    create_time: float | None
-    """None if the source does not have it."""
     size: int
     details: Details | None = None
     initial: Document | None = None
@@ -65,14 +62,9 @@ class Incoming:
     appends: list[Append] = field(default_factory=list)
     offset: int = 0
     """The revision before this part."""
-    log_begins: int = 0
-    """The revision after which the source's log begins."""
-    forked_from: Sequence[Document] = ()
     began: float | None = None
     """The time of the first event."""
     is_last: bool = True
-    source_key: SessionKey | None = None
-    """The source's, if white space around its session's id is left out."""
     display_name: str | None = None
     """Its title, if the source does not tell its details."""
     changed: set[str] = field(default_factory=set)
@@ -86,14 +78,14 @@ class Incoming:
         return self.offset + len(self.appends)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether this is the whole session."""
-        return self.is_first and self.is_last
-
-    @property
     def is_first(self) -> bool:
         """Whether this is the session's first part, or all of it."""
-        return self.offset == self.log_begins
+        return self.offset == self.header.log_begins
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether the source has white space around the session's id."""
+        return self.key != self.header.key
 
     def documents(
         self, after: int = 0, waiting: Mapping[int, Document] | None = None
@@ -111,25 +103,29 @@ class Incoming:
             **session_document(self.created()),
             "state": self.state,
             "revision": self.revision,
-            "update_time": self.update_time,
+            "update_time": self.header.update_time,
         }
 
     def created(self) -> NewSession:
         """The session as it was created; a missing initial state is inferred."""
-        initial, create_time = self.initial, self.create_time
+        header, initial, create_time = (
+            self.header,
+            self.initial,
+            self.header.create_time,
+        )
         if initial is None:
             initial = infer_initial_state(self.state, [self.changed])
         if create_time is None:
             # The time of the first event is the best guess.
-            create_time = self.update_time if self.began is None else self.began
+            create_time = header.update_time if self.began is None else self.began
         return NewSession(
             self.key,
             create_time,
             ScopedState(session=initial),
             check_initial_state(initial),
             self.details or Details(title=self.display_name),
-            self.log_begins,
-            self.forked_from,
+            header.log_begins,
+            header.forked_from,
         )
 
     def rest(self) -> Incoming:
@@ -242,18 +238,19 @@ class BatchEncoder:
 
     def _begin_session(self, header: SessionHeader) -> Iterable[Batch]:
         self._ids.clear()
-        where = named(header.key)
+        where = session_text(header.key)
         with self._refusing(where):
             key = session_key(*header.key)
             if key in self._batch.keys:
                 # Once the first is stored, the second is compared with it.
                 yield self._taken()
             if key in self._stripped:
-                self._batch.conflicts.append(Problem(where, SIMILAR))
+                reason = (
+                    "the source has another one whose id differs only in white space"
+                )
+                self._batch.conflicts.append(Problem(where, reason))
                 return
-            source_key = None
             if key != header.key:
-                source_key = header.key
                 self._stripped.add(key)
             owner = Owner.of_session(key)
             state, size = encode_state(header.state, owner, self._hooks)
@@ -267,22 +264,18 @@ class BatchEncoder:
                 name = display_name(header.state)
             self._current = Incoming(
                 key,
+                replace(header, state={}, initial=None),  # which are encoded now
                 state,
-                header.update_time,
-                header.create_time,
                 size,
                 details,
                 initial,
                 offset=header.log_begins,
-                log_begins=header.log_begins,
-                forked_from=header.forked_from,
-                source_key=source_key,
                 display_name=name,
             )
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None
-        if current is not None and current.is_whole:
+        if current is not None and current.is_first:
             self._batch.add(current)
         elif current is not None:
             yield from self._alone(current)
@@ -298,7 +291,7 @@ class BatchEncoder:
         if current is None:
             return  # its session was refused, or has expired
         append = None
-        with self._refusing(f"event {event.id!r} of {named(current.key)}"):
+        with self._refusing(f"event {event.id!r} of {session_text(current.key)}"):
             if event.id in self._ids:
                 message = "the session already has an event with this id"
                 raise InvalidInputError(message)
@@ -307,7 +300,7 @@ class BatchEncoder:
             return
         self._ids.add(event.id)
         if current.began is None:
-            current.began = min(append.timestamp, current.update_time)
+            current.began = min(append.timestamp, current.header.update_time)
         is_full = len(current.appends) >= MAX_EVENTS
         if current.appends and (is_full or current.size + append.size > MAX_BYTES):
             rest = current.rest()

@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -55,7 +54,7 @@ from mongo_session_service.transfer.comparison import (
     compare_state,
 )
 from mongo_session_service.transfer.import_batches import Incoming, IncomingState
-from mongo_session_service.transfer.source_items import named
+from mongo_session_service.transfer.source_items import session_text
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class ChangedError(Exception):
     """The target has changed since the plan was made."""
 
 
-class Target:
+class ImportTarget:
     """A connection's database, for imports."""
 
     def __init__(self, connection: Connection, *, is_read_only: bool) -> None:
@@ -84,11 +83,7 @@ class Target:
         """The places that are reserved, and not taken yet."""
 
     async def refuse_other_layouts(self) -> None:
-        """Refuse collections that another service writes.
-
-        Raises:
-            ConflictError: they hold ADK's or another layout.
-        """
+        """Refuse collections that another service writes."""
         other = await self._at.sessions.find_one()
         is_own = other is None or (isinstance(other["_id"], dict) and "id" not in other)
         if not is_own:
@@ -173,11 +168,10 @@ class Target:
     async def write(self, sessions: list[SessionPlan], states: list[StatePlan]) -> None:
         """Store sessions, or parts of them, and shared state, as planned.
 
-        Raises:
-            ChangedError: the target is not as planned for; what was written is found
-                by the next attempt.
+        Raises ``ChangedError`` if the target has changed since: what was written by
+        then is found by the next attempt.
         """
-        with _duplicates_as_changes():
+        try:
             await self._write_states(states)
             entering = []
             for each in sessions:
@@ -189,6 +183,10 @@ class Target:
                     reservation = await self._reserve_instead(each.found)
                     entering.append(each._replace(found=reservation))
             await self._enter(entering)
+        except PyMongoError as error:
+            if is_duplicate_key(error):  # of a document that the plan did not find
+                raise ChangedError from None
+            raise
 
     async def _enter(self, entering: list[SessionPlan]) -> None:
         """Store new sessions; events that an interrupted import has stored stay."""
@@ -199,8 +197,9 @@ class Target:
             after = incoming.offset + each.matched
             if each.standing is Standing.CONFLICT or each.matched < each.stored:
                 await self._remove_events(incoming.key, after)
-            if each.found is not None and incoming.is_first and incoming.log_begins:
-                await self._remove_events(incoming.key, 0, incoming.log_begins)
+            begins = incoming.header.log_begins
+            if each.found is not None and incoming.is_first and begins:
+                await self._remove_events(incoming.key, 0, begins)
             events += incoming.documents(after)
         if events:
             await self._at.events.insert_many(events, ordered=False)
@@ -231,15 +230,16 @@ class Target:
     def _check_holder(self, incoming: Incoming, found: Document | None) -> str | None:
         """The import that holds a session's place; None if it is free."""
         holder: str | None = found.get(IMPORT) if found else None
+        what = session_text(incoming.key)
         if found is not None and holder is None:
             raise ConflictError(
-                f"The target itself is forking or removing {named(incoming.key)}."
-                " Run the import again."
+                f"The target itself is forking or removing {what}. Run the import"
+                " again."
             )
         if not incoming.is_first and holder != self._reservations.holder:
             raise ConflictError(
-                f"The imported part of {named(incoming.key)} was removed meanwhile, or"
-                " another import has taken it over. Run the import again."
+                f"The imported part of {what} was removed meanwhile, or another import"
+                " has taken it over. Run the import again."
             )
         return holder
 
@@ -293,25 +293,18 @@ class Target:
 
     async def _store_sessions(self, whole: list[Incoming]) -> None:
         """Replace reservations with their sessions, all of whose events are stored."""
-        writes = [
-            ReplaceOne(
-                self._reservations.held(each.key),
-                each.session_document() | await self._waiting_fields(each),
-            )
-            for each in whole
-        ]
+        writes = []
+        for each in whole:
+            document = each.session_document()
+            if each.has_asked:  # its events, which tell what waits, are stored
+                log = LogAt(each.key, each.header.log_begins, each.revision)
+                document |= await waiting_fields_at(self._at, log, each.key)
+            writes.append(ReplaceOne(self._reservations.held(each.key), document))
         if writes:
             done = await self._at.sessions.bulk_write(writes, ordered=False)
             if done.matched_count != len(writes):
                 raise ChangedError
             self._held.difference_update(each.key for each in whole)
-
-    async def _waiting_fields(self, incoming: Incoming) -> Document:
-        """The fields that name what waits, after its events are stored."""
-        if not incoming.has_asked:
-            return {}
-        log = LogAt(incoming.key, incoming.log_begins, incoming.revision)
-        return await waiting_fields_at(self._at, log, incoming.key)
 
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
@@ -402,7 +395,7 @@ class Target:
                 logger.warning(
                     "Waiting for another writer of %s. If that was an import that was"
                     " killed, MongoDB ends its transaction within a minute.",
-                    named(key),
+                    session_text(key),
                 )
             return await work(txn)
 
@@ -443,14 +436,3 @@ def _key(event: Document) -> SessionKey:
 def _as_read(session: Document) -> Document:
     """The filter for a session that has not changed since it was read."""
     return {name: session[name] for name in ("_id", "revision", "create_time")}
-
-
-@contextmanager
-def _duplicates_as_changes() -> Iterator[None]:
-    """Another writer has inserted a document that the plan did not find."""
-    try:
-        yield
-    except PyMongoError as error:
-        if is_duplicate_key(error):
-            raise ChangedError from None
-        raise

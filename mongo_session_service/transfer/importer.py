@@ -17,14 +17,14 @@ from typing import Final
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.errors import ConflictError, TransferError
-from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.transfer.comparison import (
     SessionPlan,
     Standing,
     StatePlan,
 )
 from mongo_session_service.transfer.import_batches import Batch, encoded_batches
-from mongo_session_service.transfer.import_target import ChangedError, Target
+from mongo_session_service.transfer.import_target import ChangedError, ImportTarget
 from mongo_session_service.transfer.source_items import (
     CAREFUL,
     EVERYTHING,
@@ -65,8 +65,8 @@ async def move(
             A dry run reports such problems instead.
     """
     # Before setup: that would create indexes on another service's collections.
-    async with backends_of(service).call(sets_up=False) as opened:
-        target = Target(opened.connection, is_read_only=policies.is_dry_run)
+    async with connection_of(service) as at:
+        target = ImportTarget(at, is_read_only=policies.is_dry_run)
         importer = _Importer(target, policies, on_problem)
         await target.refuse_other_layouts()
         if not policies.is_dry_run:
@@ -88,7 +88,7 @@ async def move(
 class _Importer:
     """Writes batches one by one, and counts the results."""
 
-    target: Target
+    target: ImportTarget
     policies: Policies
     on_problem: Callable[[Problem], None]
     moved: Moved = field(default_factory=lambda: Moved(time.time()))

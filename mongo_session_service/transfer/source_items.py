@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 from google.adk.events.event import Event
 
@@ -44,6 +44,15 @@ class Selection:
         """Whether a session is selected."""
         is_recent = self.since is None or update_time >= self.since
         return is_recent and self.takes_user(key.app_name, key.user_id)
+
+    def matching(self, prefix: str = "") -> Document:
+        """Return MongoDB's filter for the apps and users, in fields with a prefix."""
+        chosen = {"app_name": self.apps, "user_id": self.users}
+        return {
+            prefix + name: {"$in": sorted(names)}
+            for name, names in chosen.items()
+            if names
+        }
 
 
 EVERYTHING = Selection()
@@ -110,13 +119,6 @@ class Problem:
 Item: TypeAlias = SharedState | SessionHeader | Event | Problem
 
 
-class Totals(NamedTuple):
-    """How much there is to read."""
-
-    sessions: int
-    events: int
-
-
 class Source(Protocol):
     """Anything that sessions can be read from; an async context manager."""
 
@@ -134,20 +136,22 @@ class Source(Protocol):
     async def __aexit__(self, *exc: object) -> None:
         """Close it."""
 
-    async def totals(self, selection: Selection) -> Totals | None:
-        """How much there is to read, if known beforehand."""
+    async def count_events(self, selection: Selection) -> int | None:  # noqa: ARG002
+        """How many events there are to read; None if that is not known beforehand."""
+        return None
 
     def share_read(self) -> float | None:
-        """The fraction that has been read, from 0 to 1, if known without totals."""
+        """The fraction that has been read, from 0 to 1, if known without a count."""
+        return None
 
     def read(self, selection: Selection) -> AsyncGenerator[Item]:
         """Everything selected, as one stream, with bounded memory."""
 
 
-ODD: Final = "it is not as this package stores it; has another tool changed it?"
+ALTERED: Final = "it is not as this package stores it; has another tool changed it?"
 
 
-def named(key: SessionKey) -> str:
+def session_text(key: SessionKey) -> str:
     """A session's name in messages."""
     return "session {!r} of user {!r} in app {!r}".format(*reversed(key))
 

@@ -28,13 +28,13 @@ from mongo_session_service.transfer.import_batches import (
     IncomingState,
     encoded_batches,
 )
-from mongo_session_service.transfer.import_target import Target
+from mongo_session_service.transfer.import_target import ImportTarget
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Problem,
     Selection,
     Source,
-    named,
+    session_text,
 )
 from mongo_session_service.transfer.sources.service_source import ServiceSource
 from mongo_session_service.transfer.sources.store_source import StoreSource
@@ -87,12 +87,12 @@ async def verify(
         verified.differences += 1
         on_difference(problem)
 
-    stored: Target | _ServiceTarget
+    stored: ImportTarget | _ServiceTarget
     call: AbstractAsyncContextManager[Any] = nullcontext()
     if isinstance(target, ServiceSource):
         stored = _ServiceTarget(target)
     else:
-        stored = Target(target.connection, is_read_only=True)
+        stored = ImportTarget(target.connection, is_read_only=True)
         call = target.connection.call()
     compared: set[int] = set()  # hashed keys, which take little memory
     batches = encoded_batches(source, selection, stored.hooks)
@@ -111,12 +111,12 @@ async def verify(
             if isinstance(each, Problem):
                 report(each)
             elif hash(each) not in compared:
-                report(Problem(named(each), "only the target has it"))
+                report(Problem(session_text(each), "only the target has it"))
     return verified
 
 
 async def _batch_differences(
-    batch: Batch, stored: Target | _ServiceTarget, *, is_exact: bool
+    batch: Batch, stored: ImportTarget | _ServiceTarget, *, is_exact: bool
 ) -> list[Problem]:
     problems = [*batch.problems, *batch.conflicts]
     for state in await stored.plan_states([*batch.states.values()]):
@@ -128,7 +128,7 @@ async def _batch_differences(
             reasons.append(f"revision {revision}, there {state.revision}")
         problems += (Problem(where, reason) for reason in reasons)
     for session in await stored.plan_sessions(batch.sessions):
-        where, reasons = named(session.incoming.key), session.reasons
+        where, reasons = session_text(session.incoming.key), session.reasons
         problems += (Problem(where, reason) for reason in reasons)
     return problems
 
@@ -143,13 +143,19 @@ class _ServiceTarget:
 
     async def plan_sessions(self, sessions: Sequence[Incoming]) -> list[SessionPlan]:
         """Compare sessions, or parts of them, with those of the service."""
-        return [await self._plan_session(each) for each in sessions]
+        return [
+            compare_session(each, *await self._encoded(each), NO_HOOKS)
+            for each in sessions
+        ]
 
-    async def _plan_session(self, incoming: Incoming) -> SessionPlan:
-        key, begins = incoming.key, incoming.log_begins
+    async def _encoded(
+        self, incoming: Incoming
+    ) -> tuple[Document | None, list[Document]]:
+        """Encode the service's session, and the events that a part of it may have."""
+        key, begins = incoming.key, incoming.header.log_begins
         session = await self._source.load(key)
         if session is None:
-            return compare_session(incoming, None, [], NO_HOOKS)
+            return None, []
         own = scopes.split(session.state).session
         state, _ = encode_state(own, Owner.of_session(key), NO_HOOKS)
         # What the public methods do not tell counts as equal.
@@ -168,7 +174,7 @@ class _ServiceTarget:
                 start=incoming.offset + 1,
             )
         ]
-        return compare_session(incoming, document, events, NO_HOOKS)
+        return document, events
 
     async def plan_states(self, states: Sequence[IncomingState]) -> list[StatePlan]:
         """Compare shared states with those of the service."""

@@ -7,7 +7,7 @@ documents. Both layouts have fields for app, user and session, except in user st
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final
 
 from pymongo import AsyncMongoClient
@@ -23,7 +23,6 @@ from mongo_session_service.transfer.source_items import (
     Item,
     Problem,
     Selection,
-    Totals,
 )
 from mongo_session_service.transfer.sources import adk_rows
 from mongo_session_service.transfer.sources.base_source import BaseSource
@@ -74,7 +73,8 @@ class AdkMongoDbSource(BaseSource):
         return self._database[self._prefix + name]
 
     @override
-    async def _open(self) -> None:
+    async def _open(self, exits: AsyncExitStack) -> None:
+        exits.push_async_callback(self._client.close)
         async with DriverCall(self._client):
             session = await self._collection("sessions").find_one()
         if session is None:
@@ -88,13 +88,12 @@ class AdkMongoDbSource(BaseSource):
             self._tie_breaker = "_id"  # these events have no revision
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
-        where = _chosen(selection)
+    async def count_events(self, selection: Selection) -> int | None:
+        if selection.since is not None:
+            return None
         async with DriverCall(self._client):
-            return Totals(
-                await self._collection("sessions").count_documents(where),
-                await self._collection("events").count_documents(where),
-            )
+            events: Any = self._collection("events")
+            return int(await events.count_documents(selection.matching()))
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions by id, each with its events."""
@@ -134,7 +133,7 @@ class AdkMongoDbSource(BaseSource):
                 yield app_name, user_id
 
     async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
-        found = self._collection("sessions").find(_chosen(selection)).sort("_id")
+        found = self._collection("sessions").find(selection.matching()).sort("_id")
         async with found.batch_size(_SESSIONS_TOGETHER) as documents:
             async for document in documents:
                 ids = [document.get(name) for name in ("app_name", "user_id", "id")]
@@ -155,21 +154,8 @@ class AdkMongoDbSource(BaseSource):
                             event = each.get("event_data")
                             yield adk_rows.whole_event_of(where, event)
 
-    @override
-    async def _close(self) -> None:
-        await self._client.close()
-
 
 def _shared_state(app_name: str, user_id: str | None, document: Document) -> Item:
     state = document.get("state") or {}
     user = {} if user_id is None else {"user_id": user_id}
     return adk_rows.shared_state_of({"app_name": app_name, **user, "state": state})
-
-
-def _chosen(selection: Selection) -> Document:
-    where: Document = {}
-    if selection.apps:
-        where["app_name"] = {"$in": sorted(selection.apps)}
-    if selection.users:
-        where["user_id"] = {"$in": sorted(selection.users)}
-    return where

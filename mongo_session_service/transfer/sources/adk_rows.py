@@ -25,7 +25,7 @@ from mongo_session_service.transfer.source_items import (
     Problem,
     SessionHeader,
     SharedState,
-    named,
+    session_text,
 )
 from mongo_session_service.transfer.sources.base_source import MalformedError
 
@@ -77,11 +77,7 @@ def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
 
 
 def _check_names(*names: object) -> None:
-    """Refuse a row without an owner, which SQLite may have.
-
-    Raises:
-        MalformedError: a name is none, or not UTF-8.
-    """
+    """Refuse a row without an owner, which SQLite may have."""
     for name in names:
         if not isinstance(name, str):
             raise MalformedError("its row lacks an app, user or id")
@@ -117,7 +113,7 @@ def header_of(row: Row, zone: tzinfo | None = UTC) -> SessionHeader | Problem:
             else None,
         )
 
-    return _read(named(key), header)
+    return _read(session_text(key), header)
 
 
 def event_of(row: Row) -> Event | Problem:
@@ -158,11 +154,7 @@ def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
 
 
 def check_pickle_loader() -> None:
-    """Refuse pickled actions if the installed ADK has no restricted loader for them.
-
-    Raises:
-        SourceError: it has none.
-    """
+    """Refuse pickled actions if the installed ADK has no restricted loader for them."""
     try:
         from google.adk.sessions import _restricted_pickle  # noqa: F401, PLC0415
     except ImportError:
@@ -174,12 +166,7 @@ def check_pickle_loader() -> None:
 
 
 def load_actions(pickled: bytes) -> EventActions:
-    """Load actions that google-adk 1.x pickled, with ADK's own restricted loader.
-
-    Raises:
-        MalformedError: they hold more than data, or this release of ADK cannot read
-            them.
-    """
+    """Load actions that google-adk 1.x pickled, with ADK's own restricted loader."""
     from google.adk.sessions import _restricted_pickle  # noqa: PLC0415  not in all
 
     try:
@@ -197,11 +184,7 @@ def load_actions(pickled: bytes) -> EventActions:
 
 
 def validated(fields: dict[str, Any]) -> Event:
-    """The event that has these fields.
-
-    Raises:
-        MalformedError: this release of ADK cannot read it.
-    """
+    """The event that has these fields."""
     try:
         _check_part_count(fields)
         return build_event(fields)
@@ -213,11 +196,7 @@ def validated(fields: dict[str, Any]) -> Event:
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """A JSON object, parsed or as text.
-
-    Raises:
-        MalformedError: it is something else.
-    """
+    """A JSON object, parsed or as text."""
     parsed = _json(value)
     if not isinstance(parsed, dict):
         raise MalformedError(f"a JSON object was expected, not {_kind(parsed)}")
@@ -228,9 +207,6 @@ def seconds(value: Any, zone: tzinfo | None = UTC) -> float:
     """A time column as seconds since 1970.
 
     A time without zone is in ``zone``; None is this machine's local time.
-
-    Raises:
-        MalformedError: it is not a time.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
@@ -266,9 +242,6 @@ def check_weight(text: bytes) -> None:
     """Refuse JSON whose values take many times the memory of its text.
 
     A short line that is compressed, or a column of JSON, may hold millions of them.
-
-    Raises:
-        MalformedError: it does.
     """
     if len(text) < _MOST_WEIGHT // 3:
         return
@@ -280,11 +253,7 @@ def check_weight(text: bytes) -> None:
 
 
 def _check_part_count(fields: dict[str, Any]) -> None:
-    """Refuse an event of more parts than memory should hold.
-
-    Raises:
-        MalformedError: it has more.
-    """
+    """Refuse an event of more parts than memory should hold."""
     left = _MOST_MODELS
     waiting: list[Any] = [fields]
     for found in waiting:
@@ -302,4 +271,4 @@ def _kind(value: Any) -> str:
 
 
 def _place(row: Row) -> str:
-    return f"event {row['id']!r} of {named(key_of(row, 'session_id'))}"
+    return f"event {row['id']!r} of {session_text(key_of(row, 'session_id'))}"

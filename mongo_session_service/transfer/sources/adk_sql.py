@@ -1,10 +1,16 @@
-"""Source: ADK's ``DatabaseSessionService``, schema versions 0 and 1."""
+"""Sources: ADK's ``DatabaseSessionService`` (schema 0 and 1) and its SQLite service."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
 from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +25,12 @@ from mongo_session_service.transfer.source_items import (
     Item,
     Selection,
     SessionHeader,
-    Totals,
 )
-from mongo_session_service.transfer.sources import adk_rows, base_source
-from mongo_session_service.transfer.sources.sqlite_copy import open_copy, open_file
+from mongo_session_service.transfer.sources import adk_rows
+from mongo_session_service.transfer.sources.base_source import BaseSource, in_thread
+
+STATE_TOGETHER: Final = 4_000_000
+"""Characters of state read at once, beyond which a page of sessions ends early."""
 
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",
@@ -38,18 +46,14 @@ _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
 _OWNER: Final = ("app_name", "user_id", "session_id")
-_TABLES: Final = frozenset(
-    ("sessions", "events", "app_states", "user_states", "adk_internal_metadata")
-)
-_VERSION: Final = "schema_version"
+_TABLES: Final = frozenset(("sessions", "events", "app_states", "user_states"))
+_METADATA: Final = "adk_internal_metadata"
+_REMEDY: Final = "Check that it is the right one and intact, then try again."
+"""The advice when a database can be reached but not read."""
 
 
 def open_engine(url: str) -> tuple[Any, Any]:
-    """The ``sqlalchemy`` module and an engine, which is not connected yet.
-
-    Raises:
-        SourceError: the URL is invalid, or a package for it is not installed.
-    """
+    """The ``sqlalchemy`` module and an engine, which is not connected yet."""
     with _drivers(url):
         # An optional dependency: only SQL sources need it.
         import sqlalchemy  # noqa: PLC0415
@@ -89,11 +93,7 @@ def _drivers(url: str) -> Iterator[None]:
 
 
 async def connected(engine: Any) -> Any:
-    """A connection to the database.
-
-    Raises:
-        SourceError: it cannot be reached, or refuses the login.
-    """
+    """A connection to the database."""
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415  as above
 
     try:
@@ -123,9 +123,7 @@ def failures() -> Iterator[None]:
         yield
     except (SQLAlchemyError, OSError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        message = (
-            f"The SQL database cannot be read: {_reason(cause)}. {base_source.REMEDY}"
-        )
+        message = f"The SQL database cannot be read: {_reason(cause)}. {_REMEDY}"
         raise SourceError(message) from None
 
 
@@ -134,7 +132,37 @@ def _reason(error: BaseException | None) -> str:
     return said[0].rstrip(".") if said else type(error).__name__
 
 
-class SqlSource(base_source.BaseSource):
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection to an SQLite file that cannot write to it."""
+    if not path.is_file():
+        shown = without_passwords(str(path))
+        raise SourceError(f"There is no SQLite database at {shown!r}.")
+    place = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(place, uri=True, check_same_thread=False)
+
+
+def open_copy(path: Path) -> sqlite3.Connection:
+    """A copy of an SQLite file as it is now."""
+    # A database without a name is in a temporary file that SQLite deletes as soon as
+    # it has opened it: nothing of it stays, however this process ends.
+    copy = sqlite3.connect("", check_same_thread=False, isolation_level=None)
+    try:
+        with closing(open_file(path)) as file:
+            file.backup(copy)
+        # SQLite stores any bytes: text that is no UTF-8 fails later, by its row.
+        copy.text_factory = lambda it: it.decode("utf-8", "surrogateescape")
+    except BaseException as error:
+        copy.close()
+        if not isinstance(error, sqlite3.Error):
+            raise
+        raise SourceError(
+            f"The SQLite database cannot be copied to a temporary file: {error}."
+            f" {_REMEDY}"
+        ) from None
+    return copy
+
+
+class SqlSource(BaseSource):
     """The sessions of a SQL database, read a page of sessions at a time.
 
     Each page is a snapshot, and the old service can continue to write. An SQLite file
@@ -168,7 +196,8 @@ class SqlSource(base_source.BaseSource):
         return f"ADK's SQL sessions in {shown}"
 
     @override
-    async def _open(self) -> None:
+    async def _open(self, exits: AsyncExitStack) -> None:
+        exits.push_async_callback(self._engine.dispose)
         if self._is_file:
             open_file(self._path).close()  # here: a driver's thread cannot refuse it
         with failures():
@@ -192,15 +221,11 @@ class SqlSource(base_source.BaseSource):
         return {
             table: {each["name"]: each["type"] for each in inspector.get_columns(table)}
             # A view, which is left out here, may have more rows than any file.
-            for table in _TABLES.intersection(inspector.get_table_names())
+            for table in {*_TABLES, _METADATA}.intersection(inspector.get_table_names())
         }
 
     async def _check_layout(self, connection: Any) -> None:
-        """Refuse tables that are not of a schema that can be read.
-
-        Raises:
-            SourceError: they are not.
-        """
+        """Refuse tables that are not of a schema that can be read."""
         if missing := {"sessions", "events"} - self._columns.keys():
             tables = " and ".join(sorted(missing))
             raise SourceError(
@@ -213,11 +238,11 @@ class SqlSource(base_source.BaseSource):
                 "This database was written by ADK's SqliteSessionService: use"
                 " `import sqlite` (SqliteSource) with its path."
             )
-        if "adk_internal_metadata" in self._columns:
-            table = self._table("adk_internal_metadata")
+        if _METADATA in self._columns:
+            table = self._table(_METADATA)
             query = self._sql.select(table.c.value)
-            found = await connection.execute(query.where(table.c.key == _VERSION))
-            version = found.scalar()
+            query = query.where(table.c.key == "schema_version")
+            version = (await connection.execute(query)).scalar()
         else:
             version = "0" if "actions" in self._columns["events"] else None
         if version == "0":
@@ -234,22 +259,21 @@ class SqlSource(base_source.BaseSource):
         return self._sql.table(name, *columns)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
-        counts = []
+    async def count_events(self, selection: Selection) -> int | None:
+        if selection.since is not None:
+            return None
         with failures():
             async with self._engine.connect() as connection:
-                for name in ("sessions", "events"):
-                    query = self._chosen(self._table(name), name, selection)
-                    counting = self._sql.select(self._sql.func.count())
-                    counting = counting.select_from(query.subquery())
-                    counts.append((await connection.execute(counting)).scalar_one())
-        return Totals(*counts)
+                events = self._chosen(self._table("events"), selection).subquery()
+                counting = self._sql.select(self._sql.func.count()).select_from(events)
+                return int((await connection.execute(counting)).scalar_one())
 
-    def _chosen(self, table: Any, name: str, selection: Selection) -> Any:
+    def _chosen(self, table: Any, selection: Selection) -> Any:
+        """The query for the rows of a table that are selected."""
         query = self._sql.select(table)
         if selection.apps:
             query = query.where(table.c.app_name.in_(selection.apps))
-        if selection.users and name != "app_states":
+        if selection.users and table.name != "app_states":
             query = query.where(table.c.user_id.in_(selection.users))
         return query
 
@@ -280,7 +304,7 @@ class SqlSource(base_source.BaseSource):
         if not self._is_file:
             yield self._engine
             return
-        copy = await base_source.in_thread(lambda: open_copy(self._path))
+        copy = await in_thread(lambda: open_copy(self._path))
         engine = self._file_engine(lambda: copy)
         try:
             yield engine
@@ -292,10 +316,10 @@ class SqlSource(base_source.BaseSource):
     ) -> AsyncGenerator[Item]:
         for name in ("app_states", "user_states"):
             if name in self._columns:
-                query = self._chosen(self._table(name), name, selection)
+                query = self._chosen(self._table(name), selection)
                 async with (
                     engine.connect() as connection,
-                    aclosing(self._rows(connection, query)) as rows,
+                    aclosing(_streamed(connection, query)) as rows,
                 ):
                     async for row in rows:
                         yield adk_rows.shared_state_of(row)
@@ -306,10 +330,10 @@ class SqlSource(base_source.BaseSource):
         """Report the sessions whose rows lack a name, which no page can begin after."""
         table = self._table("sessions")
         lacks = self._sql.or_(*(table.c[name].is_(None) for name in _KEY))
-        query = self._chosen(table, "sessions", selection).where(lacks)
+        query = self._chosen(table, selection).where(lacks)
         async with (
             engine.connect() as connection,
-            aclosing(self._rows(connection, query, _STATES_TOGETHER)) as rows,
+            aclosing(_streamed(connection, query, _STATES_TOGETHER)) as rows,
         ):
             async for row in rows:
                 yield adk_rows.header_of(row, self._session_zone)
@@ -329,20 +353,12 @@ class SqlSource(base_source.BaseSource):
                     async for item in found:
                         yield item
 
-    async def _rows(
-        self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
-    ) -> AsyncGenerator[adk_rows.Row]:
-        streaming = query.execution_options(yield_per=together)
-        async with connection.stream(streaming) as result:
-            async for row in result.mappings():
-                yield dict(row)
-
     async def _page(
         self, connection: Any, selection: Selection, after: tuple[str, ...]
     ) -> list[adk_rows.Row]:
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
-        query = self._chosen(table, "sessions", selection)
+        query = self._chosen(table, selection)
         query = query.where(*(each.is_not(None) for each in key))
         if after:
             place = self._sql.tuple_(*map(self._bound, after))
@@ -350,11 +366,11 @@ class SqlSource(base_source.BaseSource):
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
         page: list[adk_rows.Row] = []
         size = 0
-        async with aclosing(self._rows(connection, query, _STATES_TOGETHER)) as rows:
+        async with aclosing(_streamed(connection, query, _STATES_TOGETHER)) as rows:
             async for row in rows:
                 page.append(row)
                 size += len(row["state"] or "")
-                if size > base_source.STATE_TOGETHER:
+                if size > STATE_TOGETHER:
                     break
         return page
 
@@ -380,24 +396,22 @@ class SqlSource(base_source.BaseSource):
                 wanted[header.key] = header
         current: SessionKey | None = None
         if wanted:
-            query = self._events(self._table("events"), list(wanted))
-            async with aclosing(self._rows(connection, query)) as rows:
+            async with aclosing(_streamed(connection, self._events([*wanted]))) as rows:
                 async for row in rows:
                     owner = adk_rows.key_of(row, "session_id")
                     if owner != current:
                         yield wanted.pop(owner)
                         current = owner
-                    yield self._event(row)
+                    if "event_data" in row:
+                        yield adk_rows.event_of(row)
+                    else:
+                        yield adk_rows.pickled_event_of(row, self._zone)
         await connection.rollback()
         for left in [*wanted.values(), *problems]:
             yield left
 
-    def _event(self, row: adk_rows.Row) -> Item:
-        if "event_data" in row:
-            return adk_rows.event_of(row)
-        return adk_rows.pickled_event_of(row, self._zone)
-
-    def _events(self, table: Any, keys: list[SessionKey]) -> Any:
+    def _events(self, keys: list[SessionKey]) -> Any:
+        table = self._table("events")
         key = [table.c[name] for name in _OWNER]
         order = (*key, table.c.timestamp, self._tie_breaker(table))
         query = self._sql.select(table).order_by(*order)
@@ -413,9 +427,16 @@ class SqlSource(base_source.BaseSource):
         is_local = "actions" in self._columns["events"] and not self._is_file
         return self._zone if is_local else UTC
 
-    @override
-    async def _close(self) -> None:
-        await self._engine.dispose()
+
+async def _streamed(
+    connection: Any, query: Any, together: int = _ROWS_TOGETHER
+) -> AsyncGenerator[adk_rows.Row]:
+    """The rows of a query, so many of which are in memory at once."""
+    options = query.execution_options(yield_per=together)
+    # In a generator of its own, which aclosing ends before its connection is closed.
+    async with connection.stream(options) as result:
+        async for row in result.mappings():
+            yield dict(row)
 
 
 def _zone(name: str | None) -> tzinfo | None:
@@ -427,3 +448,53 @@ def _zone(name: str | None) -> tzinfo | None:
         shown = without_passwords(name)
         message = f"There is no time zone {shown!r}; expected one like 'Europe/Rome'."
         raise SourceError(message) from None
+
+
+class SqliteSource(SqlSource):
+    """The sessions of an SQLite file, as they are when reading begins.
+
+    The file is copied first, to a temporary file that needs as much space on disk and
+    that no other program can see. The old service can continue to write; unless its
+    database is in WAL mode, its writers wait while the copy is made.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Opens nothing yet; ``path`` may be a ``sqlite:///`` URL as well.
+
+        Raises:
+            SourceError: a package that reads it is not installed.
+        """
+        scheme, is_url, rest = str(path).partition(":///")
+        if is_url and scheme in {"sqlite", "sqlite+aiosqlite"}:
+            path = rest.partition("?")[0]
+        self._file = Path(path)
+        super().__init__("sqlite://")  # a path may hold what means something in a URL
+
+    @property
+    def name(self) -> str:
+        """The file."""
+        return f"ADK's SQLite sessions in {self._path}"
+
+    @property
+    @override
+    def _path(self) -> Path:
+        return self._file
+
+    @override
+    async def _check_layout(self, connection: Any) -> None:
+        events = self._columns.get("events") or {}
+        if _METADATA in self._columns or "actions" in events:
+            raise SourceError(
+                "This database was written by ADK's DatabaseSessionService: use"
+                " `import sql` (SqlSource) with sqlite:///its/path."
+            )
+        is_whole = self._columns.keys() >= _TABLES
+        if not (is_whole and "event_data" in events):
+            raise SourceError(
+                f"{without_passwords(str(self._path))!r} does not hold the tables of"
+                " ADK's SqliteSessionService."
+            )
+
+    @override
+    def _tie_breaker(self, events: Any) -> Any:
+        return self._sql.literal_column("rowid")

@@ -6,21 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from itertools import islice
 from typing import Final, Self, TypeVar
 
-from mongo_session_service.transfer.source_items import Selection, Totals
+from mongo_session_service.transfer.source_items import Source
 
 Element = TypeVar("Element")
 Result = TypeVar("Result")
-
-STATE_TOGETHER: Final = 4_000_000
-"""Characters of state read at once, beyond which a page of sessions ends early."""
-
-REMEDY: Final = "Check that it is the right one and intact, then try again."
-"""The advice when a database can be reached but not read."""
 
 _TOGETHER: Final = 200
 """Elements read per thread call: enough to hide its cost, with little memory."""
@@ -33,33 +27,22 @@ class MalformedError(ValueError):
     """A row or line does not hold what it should hold."""
 
 
-class BaseSource:
+class BaseSource(Source):
     """A source that opens and closes a resource."""
 
+    _exits: AsyncExitStack
+
     async def __aenter__(self) -> Self:
-        try:
-            await self._open()
-        except BaseException:
-            await self._close()
-            raise
+        async with AsyncExitStack() as exits:
+            await self._open(exits)
+            self._exits = exits.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._close()
+        await self._exits.aclose()
 
-    async def _open(self) -> None:
-        """Nothing to open."""
-
-    async def _close(self) -> None:
-        """Nothing to close."""
-
-    async def totals(self, selection: Selection) -> Totals | None:  # noqa: ARG002
-        """Unknown."""
-        return None
-
-    def share_read(self) -> float | None:
-        """Unknown."""
-        return None
+    async def _open(self, exits: AsyncExitStack) -> None:
+        """Open the resource, and note how to close it; by default there is none."""
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:

@@ -22,24 +22,16 @@ from mongo_session_service.transfer.source_items import (
     Selection,
     SessionHeader,
     SharedState,
-    named,
+    session_text,
 )
 from mongo_session_service.transfer.sources.base_source import BaseSource
 
 
 @asynccontextmanager
-async def opened(
+async def source_of_factory(
     factory: Callable[[], Any], apps: Iterable[str]
 ) -> AsyncIterator[ServiceSource]:
-    """The sessions of a service that a function returns; it is closed at the end.
-
-    Args:
-        factory: A plain or a coroutine function, or a class.
-        apps: The names of the service's apps.
-
-    Raises:
-        SourceError: the function fails, or returns something else.
-    """
+    """The sessions of a service that a function returns; it is closed at the end."""
     name = getattr(factory, "__qualname__", type(factory).__name__)
     try:
         service = factory()
@@ -96,7 +88,7 @@ class ServiceSource(BaseSource):
                     session = await self.load(key)
                 except Exception as error:  # noqa: BLE001  foreign services raise any
                     reason = f"its service raised {type(error).__name__}"
-                    yield Problem(named(key), reason)
+                    yield Problem(session_text(key), reason)
                     continue
                 if session is None:
                     continue

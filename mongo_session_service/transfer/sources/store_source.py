@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -29,24 +29,24 @@ from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.setup import check_version
-from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.history import recorded_initial_state
 from mongo_session_service.transfer.source_items import (
+    ALTERED,
     EVERYTHING,
-    ODD,
     Item,
     Problem,
     Selection,
     SessionHeader,
     SharedState,
-    Totals,
-    named,
+    session_text,
 )
 from mongo_session_service.transfer.sources.base_source import BaseSource
 
-_SESSIONS_TOGETHER: Final = 20
+_TOGETHER: Final = 20
+"""Sessions read at once."""
 
 
 class StoreSource(BaseSource):
@@ -66,19 +66,18 @@ class StoreSource(BaseSource):
         return f"sessions in database {self.connection.database.name!r}"
 
     @override
-    async def _open(self) -> None:
+    async def _open(self, exits: AsyncExitStack) -> None:
         # No setup: reading a database with a misspelt name must not create it.
-        async with backends_of(self._service).call(sets_up=False) as opened:
-            self.connection = opened.connection
+        async with connection_of(self._service) as at:
+            self.connection = at
             await check_version(self.connection)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
+    async def count_events(self, selection: Selection) -> int:
         async with self.connection.call():
             counting = queries.count_pipeline(_chosen(self.connection, selection))
             found = await self.connection.aggregate(self.connection.sessions, counting)
-        counts = found[0] if found else {"sessions": 0, "events": 0}
-        return Totals(counts["sessions"], counts["events"])
+        return found[0]["events"] if found else 0
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state, then sessions, each with its events; sorted by id."""
@@ -91,7 +90,10 @@ class StoreSource(BaseSource):
                 if selection.takes_user(*owner):
                     yield self._shared(document, *owner)
             where = _chosen(self.connection, selection)
-            while page := await self._sessions(where):
+            sessions = self.connection.sessions
+            while page := (
+                await sessions.find(where).sort("_id").limit(_TOGETHER).to_list(None)
+            ):
                 where["_id"] = {"$gt": page[-1]["_id"]}
                 for document in page:
                     header = await self._header(document)
@@ -100,13 +102,6 @@ class StoreSource(BaseSource):
                         continue
                     async for item in self._events(header):
                         yield item
-
-    async def _sessions(self, where: Document) -> list[Document]:
-        cursor = (
-            self.connection.sessions.find(where).sort("_id").limit(_SESSIONS_TOGETHER)
-        )
-        page: list[Document] = await cursor.to_list(None)
-        return page
 
     async def _events(self, header: SessionHeader) -> AsyncGenerator[Event | Problem]:
         """The events of a session up to its header's revision, in order."""
@@ -120,29 +115,27 @@ class StoreSource(BaseSource):
                     try:
                         yield decode_event(document, self.connection.hooks)
                     except StorageError as error:
-                        yield Problem(f"event {found} of {named(key)}", str(error))
+                        yield Problem(
+                            f"event {found} of {session_text(key)}", str(error)
+                        )
         if found < revision:
             most = counted(revision - header.log_begins, "event")
             events = f"{found - header.log_begins} of {most}"
             reason = f"it has {events}; was it just deleted or trimmed?"
-            yield Problem(named(key), reason)
+            yield Problem(session_text(key), reason)
 
     async def refuse_sealed(self, selection: Selection) -> None:
         """Require that selected events are not sealed, or that a hook opens them.
 
         Without a hook, the server looks through their headers until it finds a sealed
         one, which takes far less time than to read them.
-
-        Raises:
-            TransferError: ``before_store`` has sealed one, and there is no hook.
         """
         at = self.connection
         if at.hooks.after_load is not None:
             return
         chosen = _chosen(at, selection)
-        of_owner = {name: it for name, it in chosen.items() if name.startswith("_id.")}
         sealed: list[Document] = [
-            {"$match": {**of_owner, "hooked": {"$exists": True}}},
+            {"$match": {**selection.matching("_id."), "hooked": {"$exists": True}}},
             {
                 "$project": {
                     "_id": {name: f"$_id.{name}" for name in SessionKey._fields}
@@ -163,7 +156,7 @@ class StoreSource(BaseSource):
         async with at.call():
             found = await at.aggregate(at.events, sealed)
         if found:
-            what = named(session_key(**found[0]["_id"]))
+            what = session_text(session_key(**found[0]["_id"]))
             raise TransferError(
                 f"Nothing was exported: {what} has events that before_store has sealed."
                 " Give the service after_load, or the command --after-load"
@@ -200,7 +193,7 @@ class StoreSource(BaseSource):
                 forked_from=document.get(FORKED_FROM, ()),
             )
         except (KeyError, TypeError, AttributeError, UnreadableError):
-            return Problem(named(key), ODD)
+            return Problem(session_text(key), ALTERED)
 
     def _shared(
         self, document: Document, app_name: str, user_id: str | None
@@ -210,7 +203,7 @@ class StoreSource(BaseSource):
             state = decode_state(document["state"], owner, self.connection.hooks)
         except (KeyError, UnreadableError):
             empty = SharedState(app_name, user_id, {})
-            return Problem(str(empty), ODD)
+            return Problem(str(empty), ALTERED)
         return SharedState(app_name, user_id, state, document.get("revision"))
 
 
@@ -219,15 +212,11 @@ def _key(document: Document) -> SessionKey | Problem:
     try:
         return session_key(**id_)
     except (TypeError, InvalidInputError):
-        return Problem(f"session document {id_!r}", ODD)
+        return Problem(f"session document {id_!r}", ALTERED)
 
 
 def _chosen(connection: Connection, selection: Selection) -> Document:
     where = queries.visible(connection.clock.now())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}
-    if selection.apps:
-        where["_id.app_name"] = {"$in": sorted(selection.apps)}
-    if selection.users:
-        where["_id.user_id"] = {"$in": sorted(selection.users)}
-    return where
+    return where | selection.matching("_id.")

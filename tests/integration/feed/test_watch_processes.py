@@ -29,7 +29,6 @@ async def use(session_id):
 """
 
 FORKS = """
-import time
 from mongo_session_service.model.limits import Limits
 
 service = MongoSessionService(sys.argv[1], database=sys.argv[2],
@@ -46,9 +45,11 @@ async def fork():
     watching = asyncio.create_task(watch())
     await opened.wait()
     await use("before")
+    due = loop.time() + 0.6  # then the timer of the sweep is, in both
     while len(told) < 2:  # lest it is woken in the child, by the parent's loop
         await asyncio.sleep(0.01)
-    time.sleep(0.6)  # until the timer of the sweep is due, in both
+    while loop.time() < due:
+        pass
     child = os.fork()
     if child == 0:
         return child

@@ -19,7 +19,7 @@ from support.transfers import IDS, NAMED, REPLACE, SKIP, differences, moved
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.transfer import Policies, Problem, StoreSource, move, verify
-from mongo_session_service.transfer.import_target import Target
+from mongo_session_service.transfer.import_target import ImportTarget
 
 
 def damage_text(path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_an_id_that_is_no_utf_8_does_not_hide_the_sessions_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A page may end with it, and the next one begin after it."""
-    module = "mongo_session_service.transfer.sources.base_source"
+    module = "mongo_session_service.transfer.sources.adk_sql"
     monkeypatch.setattr(f"{module}.STATE_TOGETHER", 1)  # a page for each
     store = await make(place)
     with sqlite3.connect(place.folder / file) as connection:
@@ -129,7 +129,7 @@ async def test_rows_of_nobody_in_sql_are_told_before_all_others(
     place: Place, service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They hide no page of sessions, though no database sorts what has no name."""
-    module = "mongo_session_service.transfer.sources.base_source"
+    module = "mongo_session_service.transfer.sources.adk_sql"
     monkeypatch.setattr(f"{module}.STATE_TOGETHER", 1)  # a page for each
     store = await sql_sqlite(place)
     with sqlite3.connect(place.folder / "adk.db") as file:
@@ -333,10 +333,10 @@ async def test_a_session_created_meanwhile_is_a_conflict(
     events: int,
 ) -> None:
     """An id taken between a look and a write keeps its session, without our events."""
-    look = Target.plan_sessions
+    look = ImportTarget.plan_sessions
     looks = 0
 
-    async def sessions(target: Target, keys: Any) -> Any:
+    async def sessions(target: ImportTarget, keys: Any) -> Any:
         nonlocal looks
         found = await look(target, keys)
         looks += 1
@@ -346,7 +346,7 @@ async def test_a_session_created_meanwhile_is_a_conflict(
                 await service.append_event(session, Event(id=f"{number}", author="x"))
         return found
 
-    monkeypatch.setattr(Target, "plan_sessions", sessions)
+    monkeypatch.setattr(ImportTarget, "plan_sessions", sessions)
     result, problems = await moved(old, service, SKIP)
 
     session = await service.get_session(**IDS)

@@ -22,7 +22,7 @@ from support.transfers import (
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import StoreSource, hand_over, move
-from mongo_session_service.transfer.import_target import Target
+from mongo_session_service.transfer.import_target import ImportTarget
 
 KEY = "__session_metadata__"
 
@@ -126,7 +126,7 @@ async def test_subscribers_receive_what_an_import_sets_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A title given after an import has read the session, but before it writes."""
-    write = Target.write
+    write = ImportTarget.write
     await service.create_session(**IDS, title="A")
     async with (
         moved_copy(service, mongodb_uri, database) as copy,
@@ -134,11 +134,11 @@ async def test_subscribers_receive_what_an_import_sets_back(
         StoreSource(service) as source,
     ):
 
-        async def renaming(self: Target, *planned: Any) -> None:
+        async def renaming(self: ImportTarget, *planned: Any) -> None:
             await copy.update_session(**IDS, title="B")
             await write(self, *planned)
 
-        monkeypatch.setattr(Target, "write", renaming)
+        monkeypatch.setattr(ImportTarget, "write", renaming)
         await say(service, "hello")
         await move(source, copy)
         await say(copy, "last")

@@ -105,7 +105,7 @@ async def test_wrong_beginnings_are_not_imported(
     given = json.dumps(wrong)
     path.write_text(text.replace('"log_begins": 2', f'"log_begins": {given}'))
 
-    with pytest.raises(Exception, match="log_begins is not a number of events"):
+    with pytest.raises(Exception, match="'log_begins' of its session: input should be"):
         await imported(path, copy)
     path.write_text(text.replace('"initial_state": {"k": 0, "n": 1}, ', ""))
     with pytest.raises(Exception, match="log_begins, but no initial state"):

@@ -1,34 +1,42 @@
-"""Transfer commands: ``import``, ``verify`` and ``export``."""
+"""Commands that move sessions: ``import``, ``verify`` and ``export``."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, replace
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from typing_extensions import override
 
-from mongo_session_service.cli import sources
 from mongo_session_service.cli.options import (
     Place,
     as_json,
     dry_run,
+    password,
     place_options,
     selection,
     selection_options,
     several,
     until_done,
     uri_argument,
+    with_password,
 )
 from mongo_session_service.cli.terminal import (
+    is_told,
     printable,
     progress,
     say,
     show_json,
+    show_result,
     warn,
 )
 from mongo_session_service.cli.value_types import FUNCTION
@@ -53,6 +61,72 @@ _MARGIN: Final = 3600
 """Seconds by which an event may be stored later than its own time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of source, as the commands name it."""
+
+    name: str
+    what: str
+    example: str
+    options: Callable[[Any], Any]
+    source: str
+    """The class in :mod:`mongo_session_service.transfer`."""
+
+
+_password = click.option(
+    "--ask-source-password",
+    is_flag=True,
+    help="Ask for the password of the user in SOURCE; or set SOURCE_PASSWORD.",
+)
+_source = several(click.argument("source", envvar="SOURCE_URL"), _password)
+_path = click.argument("source", metavar="PATH", type=click.Path(allow_dash=True))
+_zone = click.option(
+    "--timezone",
+    help="Time zone of the times in schema v0: that of the machine where google-adk"
+    " 1.x ran, or UTC for ADK 2; by default that of this machine.",
+)
+
+_factory = click.argument("factory", metavar="MODULE:FUNCTION", type=FUNCTION)
+
+KINDS: Final = (
+    Kind(
+        "sql",
+        "ADK's DatabaseSessionService, schema v0 or v1",
+        "sql postgresql://me@localhost/adk",
+        several(_source, _zone),
+        "SqlSource",
+    ),
+    Kind(
+        "sqlite", "ADK's SqliteSessionService", "sqlite adk.db", _path, "SqliteSource"
+    ),
+    Kind(
+        "adk-mongodb",
+        "ADK's MongoDbSessionService",
+        "adk-mongodb mongodb://localhost/old",
+        several(
+            _source,
+            click.option("--source-database", help="By default the one in SOURCE."),
+            click.option("--source-prefix", default="", help="As for --prefix."),
+        ),
+        "AdkMongoDbSource",
+    ),
+    Kind(
+        "jsonl",
+        "an export; - is standard input, .gz is unpacked",
+        "jsonl sessions.jsonl.gz",
+        _path,
+        "JsonLinesSource",
+    ),
+    Kind(
+        "service",
+        "any BaseSessionService, which MODULE:FUNCTION returns",
+        "service old_service:make --app my_app",
+        _factory,
+        "ServiceSource",
+    ),
+)
+
+
 @contextmanager
 def _interruptible(advice: str) -> Iterator[None]:
     """Say what to do after Ctrl-C."""
@@ -61,19 +135,6 @@ def _interruptible(advice: str) -> Iterator[None]:
     except (KeyboardInterrupt, click.Abort):
         say(f"\nInterrupted. {advice}")
         raise
-
-
-def _help(what: str, example: str) -> str:
-    """A command's help, with an example that a shell takes as it is shown."""
-    text = f"mongo-session-service {example}"
-    lines = textwrap.wrap(
-        text,
-        _EXAMPLE,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return f"{what}\n\n\b\nExample:\n  " + " \\\n  ".join(lines)
 
 
 def _contents(of: Verified | Exported) -> str:
@@ -137,16 +198,16 @@ _exact: Final = click.option(
 )
 
 
-async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> bool:
+async def _import(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
     async with place.service() as service:
         from mongo_session_service.transfer import Policies, move
 
-        chosen, is_json = selection(options), options.pop("as_json")
+        chosen = selection(options)
         policies = Policies(
             options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
         )
         async with (
-            sources.source_of(kind, options, chosen) as source,
+            _source_of(kind, options, chosen) as source,
             _progress("Importing", source, chosen) as advance,
         ):
             moved = await move(
@@ -157,18 +218,19 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
                 on_problem=_show,
                 on_progress=lambda now: advance(now.read),
             )
-        where = place.describe(service)
     again = None
     if not policies.is_dry_run:
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
-    if is_json:
+    if is_told("json"):
         show_json(_figures(moved) | {"since": again})
     else:
         name = printable(source.name)
         verb = "Would move" if policies.is_dry_run else "Moved"
         events = counted(moved.events, "event")
-        click.echo(f"{verb} {events} from {name} to {where}: {_counts_text(moved)}.")
+        click.echo(
+            f"{verb} {events} from {name} to {place.location}: {_counts_text(moved)}."
+        )
         if again:
             click.echo(f"To catch up later, add --since {again}")
     return _is_any_found(moved, chosen) and moved.is_complete
@@ -187,11 +249,11 @@ def _is_any_found(done: Moved | Verified, chosen: Selection) -> bool:
 
 @asynccontextmanager
 async def _progress(
-    verb: str, source: Source, chosen: Selection
+    verb: str, source: Source, chosen: Selection, *, is_shown: bool = True
 ) -> AsyncIterator[Callable[[int], None]]:
     """Show how many of a source's events were read, and of how many if it can tell."""
-    totals = None if chosen.since else await source.totals(chosen)
-    with progress(verb, totals and totals.events, source.share_read) as advance:
+    total = await source.count_events(chosen)
+    with progress(verb, total, source.share_read, is_shown=is_shown) as advance:
         yield advance
 
 
@@ -220,47 +282,38 @@ def _counts_text(moved: Moved) -> str:
     return shown or "nothing"
 
 
-async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> bool:
+async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
     async with place.service() as service:
         from mongo_session_service.transfer import StoreSource, verify
 
         chosen, is_exact = selection(options), options.pop("exact")
-        is_json = options.pop("as_json")
         async with (
-            sources.source_of(kind, options, chosen) as source,
+            _source_of(kind, options, chosen) as source,
             StoreSource(service) as target,
             _progress("Verifying", source, chosen) as advance,
         ):
-            held = await target.totals(replace(chosen, since=None))
-            if not held.sessions:  # one cause, told once
+            async with aclosing(target.keys(replace(chosen, since=None))) as keys:
+                has_any = await anext(keys, None) is not None
+            if not has_any:  # one cause, told once
                 warn(f"The target holds no session of this selection. {_CHECK}")
             verified = await verify(
                 source,
                 target,
                 chosen,
                 is_exact=is_exact,
-                on_difference=_show if held.sessions else lambda _: None,
+                on_difference=_show if has_any else lambda _: None,
                 on_progress=lambda now: advance(now.events),
             )
-        where = place.describe(service)
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
-    if is_json:
+    if is_told("json"):
         show_json(_figures(verified))
     else:
-        click.echo(f"Compared {_contents(verified)} in {where}: {found}.")
+        click.echo(f"Compared {_contents(verified)} in {place.location}: {found}.")
     return _is_any_found(verified, chosen) and verified.is_equal
 
 
-@click.command(
-    "export",
-    short_help="Writes sessions as JSON Lines.",
-    help=_help(
-        "Writes sessions as JSON Lines, the same bytes for the same sessions. The file"
-        " is not encrypted, and includes any credentials in events and state.",
-        "export mongodb://localhost/adk --to sessions.jsonl.gz",
-    ),
-)
+@click.command("export", short_help="Writes sessions as JSON Lines.")
 @uri_argument
 @click.option(
     "--to",
@@ -280,8 +333,15 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
 @place_options
 @click.pass_context
 def export_(context: click.Context, /, path: str, **options: Any) -> bool:
-    """Export."""
-    if options["as_json"] and path == "-":
+    """Writes sessions as JSON Lines, the same bytes for the same sessions.
+
+    The file is not encrypted, and includes any credentials in events and state.
+
+    \b
+    Example:
+      mongo-session-service export mongodb://localhost/adk --to sessions.jsonl.gz
+    """
+    if is_told("json") and path == "-":
         raise click.UsageError("--json needs --to: without, the export is the output.")
     with _interruptible(_HARMLESS):
         return until_done(_export(Place.of(context), path, options))
@@ -292,20 +352,19 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
         from mongo_session_service.transfer import StoreSource, export
 
         chosen = selection(options)
-        async with StoreSource(service) as source:
-            totals = None if chosen.since else await source.totals(chosen)
-            length = totals and totals.events
-            # On a terminal, or before "| head", the line would run into the output.
-            is_file = path != "-"
-            with progress("Exporting", length, is_shown=is_file) as advance:
-                exported = await export(
-                    source, path, chosen, on_progress=lambda now: advance(now.events)
-                )
-        origin = place.describe(service)
-    if options["as_json"]:
-        show_json(_figures(exported))
-    else:
-        say(f"Exported {_contents(exported)} from {origin}, in clear.")
+        # On a terminal, or before "| head", the line would run into the output.
+        is_file = path != "-"
+        async with (
+            StoreSource(service) as source,
+            _progress("Exporting", source, chosen, is_shown=is_file) as advance,
+        ):
+            exported = await export(
+                source, path, chosen, on_progress=lambda now: advance(now.events)
+            )
+    show_result(
+        _figures(exported),
+        f"Exported {_contents(exported)} from {place.location}, in clear.",
+    )
     if not exported.sessions and chosen.since is None:
         warn(_CHECK)
         return False
@@ -314,18 +373,26 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
 
 def _add(
     group: click.Group,
-    kind: sources.Kind,
+    kind: Kind,
     doing: str,
     *,
-    run: Callable[[Place, sources.Kind, dict[str, Any]], Coroutine[Any, Any, bool]],
+    run: Callable[[Place, Kind, dict[str, Any]], Coroutine[Any, Any, bool]],
     options: Callable[[Any], Any],
     advice: str,
 ) -> None:
     """Add the command for one kind of source to ``import`` or ``verify``."""
-    example = f"{group.name} {kind.example} mongodb://localhost/adk"
     sentence = f"{doing} {kind.what}."
+    lines = textwrap.wrap(
+        f"mongo-session-service {group.name} {kind.example} mongodb://localhost/adk",
+        _EXAMPLE,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    example = " \\\n  ".join(lines)  # as a shell takes it
+    text = f"{sentence}\n\n\b\nExample:\n  {example}"
 
-    @group.command(kind.name, short_help=sentence, help=_help(sentence, example))
+    @group.command(kind.name, short_help=sentence, help=text)
     @kind.options
     @uri_argument
     @selection_options
@@ -334,12 +401,33 @@ def _add(
     @place_options
     @click.pass_context
     def command(context: click.Context, /, **options: Any) -> bool:
+        if "factory" in options and not options["apps"]:
+            message = "Name the apps with --app: a session service does not list them."
+            raise click.UsageError(message)
         with _interruptible(advice):
             place = Place.of(context)
-            return until_done(run(place, kind, sources.prepared(options)))
+            if "ask_source_password" in options:
+                is_asked = options.pop("ask_source_password")
+                secret = password("Source", "SOURCE_PASSWORD", is_asked)
+                options["source"] = with_password(options["source"], secret)
+            return until_done(run(place, kind, options))
 
 
-for _kind in sources.KINDS:
+def _source_of(
+    kind: Kind, options: dict[str, Any], chosen: Selection
+) -> AbstractAsyncContextManager[Source]:
+    """Return the source that the rest of a command's options describe."""
+    from mongo_session_service import transfer
+    from mongo_session_service.transfer.sources.service_source import source_of_factory
+
+    if "factory" in options:
+        return source_of_factory(options["factory"], chosen.apps)
+    own = {name.removeprefix("source_"): value for name, value in options.items()}
+    source: Source = getattr(transfer, kind.source)(own.pop("source"), **own)
+    return source
+
+
+for _kind in KINDS:
     _add(import_, _kind, "Imports from", run=_import, options=_choices, advice=_AGAIN)
     _add(
         verify_,
@@ -349,5 +437,3 @@ for _kind in sources.KINDS:
         options=_exact,
         advice=_HARMLESS,
     )
-
-COMMANDS: Final = (import_, export_, verify_)
