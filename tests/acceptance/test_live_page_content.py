@@ -267,6 +267,7 @@ async def test_events_are_filtered_by_what_they_are(
     }.items():
         await choice.select_option(label=option)
         shown = page.locator(".event:visible")
+        await expect(shown).to_have_count(1)
         await expect(shown).to_have_attribute("data-revision", revision)
         await expect(page.locator("#event-count")).to_have_text("1 of 3")
 
@@ -290,6 +291,7 @@ async def test_the_state_can_be_searched(
     rows = page.locator("#state .row:visible")
     await expect(rows).to_have_count(4)
     await page.get_by_label("Find in the state").fill("apple")
+    await expect(rows).to_have_count(1)
     await expect(rows).to_have_attribute("data-key", "cart")
     marked = "[...CSS.highlights.get('state') ?? []].map(String)"
     assert await page.evaluate(marked) == ["Apple"]

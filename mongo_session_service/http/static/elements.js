@@ -27,6 +27,12 @@ export function arrange(parent, children) {
   });
 }
 
+/** Have an element flash, once more if it still does: a style of another name begins anew. */
+export function flash(element) {
+  element.classList.add("flash");
+  element.classList.toggle("again");
+}
+
 export const counted = new Intl.NumberFormat("en");
 export const plural = (count, noun) => `${counted.format(count)} ${noun}${count === 1 ? "" : "s"}`;
 

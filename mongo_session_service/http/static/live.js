@@ -1,7 +1,12 @@
-// Start: the session that the address names, or a list to choose one from.
+// Start: the session that the address names, or a list to choose one from. What takes long
+// to be read is imported by itself: all in one task would hold up what is shown first.
 
 import { sessionId } from "./address.js";
-import { pick } from "./list.js";
-import { watch } from "./session.js";
 
-if (sessionId) watch(); else pick();
+await import("./elements.js");
+if (sessionId) {
+  await import("./markdown.js");
+  (await import("./session.js")).watch();
+} else {
+  (await import("./list.js")).pick();
+}

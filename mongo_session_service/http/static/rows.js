@@ -1,7 +1,7 @@
 // Rows: sessions in a list, which is loaded a page at a time.
 
 import { pageOf } from "./address.js";
-import { counted, make, plural } from "./elements.js";
+import { counted, flash, make, plural } from "./elements.js";
 
 /** A session, or that of a change, as one string. */
 export const nameOf = ({ app_name, user_id, session_id }) => JSON.stringify([app_name, user_id, session_id]);
@@ -40,12 +40,6 @@ export class Row {
     const age = Date.now() / 1000 - this.time;
     this.element.classList.toggle("fresh", age < 30);
     this.ago.textContent = ago(age);
-  }
-
-  flash() {
-    this.element.classList.remove("flash");
-    void this.element.offsetWidth;
-    this.element.classList.add("flash");
   }
 }
 
@@ -156,7 +150,7 @@ export class Rows {
     // A row that has the focus stays under the hands of whoever chose it.
     const isHeld = row.element.contains(document.activeElement);
     if (this.list.firstChild !== row.element && !isHeld) this.list.prepend(row.element);
-    row.flash();
+    flash(row.element);
     this.list.hidden = false;
   }
 

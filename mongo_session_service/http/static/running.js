@@ -2,6 +2,7 @@
 
 import { ask, named, pathOf } from "./address.js";
 import { $, make, toast } from "./elements.js";
+import { soon } from "./frames.js";
 import { endOfPart, markdown } from "./markdown.js";
 import { hueOf } from "./timeline.js";
 import { inClock } from "./times.js";
@@ -20,27 +21,20 @@ class GrowingText {
 
   say(text) {
     this.rest += text;
-    this.soon();
+    soon(this.draw);
   }
 
-  soon() {
-    this.frame ??= requestAnimationFrame(() => {
-      this.frame = undefined;
-      this.draw();
-    });
-  }
-
-  draw() {
+  draw = () => {
     const end = endOfPart(this.rest, 0);
     if (end < this.rest.length) {
       this.settled.append(markdown(this.rest.slice(0, end)));
       this.rest = this.rest.slice(end);
       this.tail.replaceChildren();
-      this.soon();
+      soon(this.draw);
     } else {
       this.tail.replaceChildren(markdown(this.rest));
     }
-  }
+  };
 }
 
 /** An event that is being said. */

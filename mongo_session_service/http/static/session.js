@@ -3,6 +3,7 @@
 import { appName, named, pageOf, pathOf, sessionId, userId } from "./address.js";
 import { Connection, show } from "./connection.js";
 import { $, copy, counted, make, plural } from "./elements.js";
+import { hasTime, soon } from "./frames.js";
 import { Moment } from "./moment.js";
 import { shortened } from "./rows.js";
 import { RunningTurn } from "./running.js";
@@ -10,6 +11,18 @@ import { METADATA, StateTree } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { inCalendar, timeOf } from "./times.js";
 import { parse, pretty, wordsOf } from "./values.js";
+
+/** Take in what has arrived as far as there is time, which may go by with parsing one. */
+function takeSome(arrived, act) {
+  let taken = 0;
+  for (; taken < arrived.length && hasTime(); taken += 1) {
+    const each = arrived[taken];
+    each.change ??= parse(each.raw);
+    if (!hasTime()) break;
+    act(each);
+  }
+  arrived.splice(0, taken);
+}
 
 class SessionPage {
   constructor() {
@@ -22,7 +35,6 @@ class SessionPage {
     this.queue = [];
     this.earlier = []; // events from before the snapshot
     this.isPaused = false;
-    this.isDrawing = false;
     this.unread = 0;
     this.name = null;
     this.reset(null);
@@ -78,56 +90,42 @@ class SessionPage {
       this.earlier.length = 0;
       this.hasSnapshot = false; // before it is drawn
     }
-    (kind === "earlier" || kind === "beginning" ? this.earlier : this.queue).push([kind, raw]);
-    if (kind === "appended" && document.visibilityState === "hidden") this.unread += 1;
+    (kind === "earlier" || kind === "beginning" ? this.earlier : this.queue).push({ kind, raw });
     this.draw();
+    if (kind !== "appended" || document.visibilityState !== "hidden") return;
+    this.unread += 1;
     this.title();
   }
 
   draw() {
     if (this.isPaused) $("pause").textContent = this.queue.length ? `Resume (${this.queue.length})` : "Resume";
-    if (!this.isDrawing && ((this.earlier.length && this.hasSnapshot) || (this.queue.length && !this.isPaused))) {
-      this.isDrawing = true;
-      requestAnimationFrame(() => this.drawSome());
-    }
+    if ((this.earlier.length && this.hasSnapshot) || (this.queue.length && !this.isPaused)) soon(this.drawSome);
   }
 
-  /** As much as fits between two frames, so that nothing ever freezes. */
-  drawSome() {
-    this.isDrawing = false;
+  drawSome = () => {
     const isFlood = this.queue.length > 40;
-    // A frame costs by what is there already: in a flood, fewer and longer ones.
-    const end = performance.now() + (isFlood || this.earlier.length > 40 ? 25 : 8);
-    let taken = 0;
-    while (taken < this.queue.length && performance.now() < end && !this.isPaused) {
-      const [kind, raw] = this.queue[taken];
-      taken += 1;
-      const change = parse(raw);
-      if (kind === "appended") this.appended(change, raw, isFlood);
-      else this.other(kind, change);
+    if (!this.isPaused) {
+      takeSome(this.queue, ({ kind, raw, change }) => {
+        if (kind === "appended") this.appended(change, raw, isFlood);
+        else this.other(kind, change);
+      });
     }
-    this.queue.splice(0, taken);
-    if (this.hasSnapshot) this.drawEarlier(end);
+    if (this.hasSnapshot) {
+      takeSome(this.earlier, (each) => this.happenedEarlier(each));
+      this.timeline.joinEarlier();
+    }
     this.summarise();
     this.draw();
-  }
+  };
 
   /** What was appended before the snapshot, the latest first; it has no part in the state. */
-  drawEarlier(end) {
-    let taken = 0;
-    while (taken < this.earlier.length && performance.now() < end) {
-      const [kind, raw] = this.earlier[taken];
-      taken += 1;
-      const change = parse(raw);
-      if (kind === "beginning") {
-        this.timeline.end(this.begins - 1);
-        continue;
-      }
-      this.begins = Number(change.revision);
-      for (const { delta, at } of this.timeline.prepend(change, raw)) this.state.date(Object.entries(delta), at);
+  happenedEarlier({ kind, raw, change }) {
+    if (kind === "beginning") {
+      this.timeline.end(this.begins - 1);
+      return;
     }
-    this.earlier.splice(0, taken);
-    this.timeline.joinEarlier();
+    this.begins = Number(change.revision);
+    for (const { delta, at } of this.timeline.prepend(change, raw)) this.state.date(Object.entries(delta), at);
   }
 
   appended(change, raw, isFlood) {

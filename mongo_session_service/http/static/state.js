@@ -1,7 +1,8 @@
 // State: the keys of a session by scope, and what changed them.
 
 import { Blocks } from "./blocks.js";
-import { $, arrange, make, plural } from "./elements.js";
+import { $, arrange, flash, make, plural } from "./elements.js";
+import { soon } from "./frames.js";
 import { highlight } from "./highlight.js";
 import { branch, same, sketch, words } from "./values.js";
 
@@ -53,7 +54,8 @@ export class StateTree {
 
   reset() {
     this.rows = new Map();
-    this.waiting = []; // rows without a place, in their order
+    this.waiting = []; // rows without a place
+    this.isSorted = true;
     for (const each of this.boxes.values()) {
       each.blocks.clear();
       each.rows = [];
@@ -92,8 +94,10 @@ export class StateTree {
       if (row.element) this.draw(row);
     }
     if (added.length) {
-      this.waiting = [...this.waiting, ...added].sort(byOrder);
-      this.insertSome();
+      this.waiting = this.waiting.concat(added);
+      this.isSorted = false;
+      if (added.length > AT_ONCE) soon(this.insertSome);
+      else this.insertSome();
     }
     if (names.length) this.point(names);
     this.summarise();
@@ -121,27 +125,29 @@ export class StateTree {
       const { element } = this.rows.get(name);
       if (!element) continue;
       element.classList.add("latest");
-      if (!this.isPast && document.visibilityState === "visible") {
-        element.classList.remove("flash");
-        void element.offsetWidth; // has the animation begin again
-        element.classList.add("flash");
-      }
+      if (!this.isPast && document.visibilityState === "visible") flash(element);
     }
   }
 
   blocksOf(row) { return this.boxes.get(StateTree.scopeOf(row.name)).blocks; }
 
   make(name) {
-    const row = { name, order: orderOf(name), at: null, isMarked: false };
+    const row = { name, at: null, isMarked: false };
     this.rows.set(name, row);
     return row;
   }
 
-  /** Give new rows their places: many, and the rest after the next frame. */
-  insertSome() {
+  /** Give new rows their places: many, and the rest before a later frame. */
+  insertSome = () => {
+    if (!this.isSorted) {
+      for (const row of this.waiting) row.order ??= orderOf(row.name);
+      this.waiting.sort(byOrder);
+      this.isSorted = true;
+      if (this.waiting.length > AT_ONCE) return soon(this.insertSome);
+    }
     const added = this.waiting.splice(0, AT_ONCE);
     if (!added.length) return;
-    if (this.waiting.length) requestAnimationFrame(() => this.insertSome());
+    if (this.waiting.length) soon(this.insertSome);
     for (const [scope, { box, rows, blocks }] of this.boxes) {
       const own = added.filter(({ name }) => StateTree.scopeOf(name) === scope);
       if (!own.length) continue;
@@ -159,7 +165,7 @@ export class StateTree {
       blocks.begin();
     }
     this.summarise();
-  }
+  };
 
   /** Draw what a block has. */
   fill(box, rows) {
@@ -197,10 +203,10 @@ export class StateTree {
     }
   }
 
-  show(name) {
+  async show(name) {
     const row = this.rows.get(name);
-    if (!row?.isShown) return;
-    while (!row.block) this.insertSome();
+    while (row && !row.block && row === this.rows.get(name)) await new Promise(soon);
+    if (!row?.isShown || !row.block) return;
     this.blocksOf(row).show(row);
     row.element.scrollIntoView({ block: "center", behavior: "smooth" });
     row.element.classList.add("pointed");

@@ -2,6 +2,7 @@
 
 import { Blocks } from "./blocks.js";
 import { $, arrange, button, copy, counted, make, plural } from "./elements.js";
+import { soon } from "./frames.js";
 import { highlight } from "./highlight.js";
 import { endOfPart, markdown } from "./markdown.js";
 import { METADATA } from "./state.js";
@@ -44,7 +45,7 @@ function text(content, className) {
     end = endOfPart(content, from);
     box.append(markdown(content.slice(from, end)));
     more.textContent = label();
-    requestAnimationFrame(() => grow(to));
+    soon(() => grow(to));
   };
   more.className = "more";
   return [box, more];
@@ -56,6 +57,7 @@ function whole(value, name) {
 }
 
 const SEARCHED = 400;
+const KEYS = "State keys";
 const MOST = 100; // state keys of an event that are shown, and that one can choose from
 
 /** A named value: how large it is, a button to copy it, a search if it is long, and all of it. */
@@ -197,6 +199,7 @@ export class Timeline {
     this.earlier = []; // events that were prepended, the latest first
     this.floating = []; // what belongs to the turn of an event that is still to arrive
     this.turns = [];
+    this.earlierTurns = []; // which began with these
     this.isWhole = false;
     this.whole = new Promise((resolve) => { this.complete = resolve; });
     this.altered = new Set(); // turns whose sums have changed
@@ -209,7 +212,7 @@ export class Timeline {
     this.missed = 0;
     this.matching = 0;
     this.blocks.clear();
-    this.follow();
+    this.isFollowing = true;
   }
 
   /** Take an event in, after the others. It is drawn when it comes near the window. */
@@ -236,7 +239,10 @@ export class Timeline {
   }
 
   /** Have those that were prepended among the events: many at once, as each time all move. */
-  joinEarlier() { this.events.unshift(...this.earlier.splice(0).reverse()); }
+  joinEarlier() {
+    this.events.unshift(...this.earlier.splice(0).reverse());
+    this.turns.unshift(...this.earlierTurns.splice(0).reverse());
+  }
 
   /** The whole history is there; `trimmed` tells how many events are not. */
   end(trimmed) {
@@ -254,9 +260,9 @@ export class Timeline {
 
   /** Put what floats into a turn, which is the first one; gives its events. */
   settle(invocation) {
-    let [turn] = this.turns;
+    let turn = this.earlierTurns.at(-1) ?? this.turns[0];
     const isNew = turn?.invocation !== invocation;
-    if (isNew) this.turns.unshift(turn = this.begin(invocation));
+    if (isNew) this.earlierTurns.push(turn = this.begin(invocation));
     const items = [];
     for (const [change, raw] of this.floating.splice(0)) {
       const item = change.event ? this.make(change, raw, turn, false) : this.unreadable(change, turn);
@@ -383,7 +389,10 @@ export class Timeline {
       if (call || answer) kinds.push(["Tools", (call ?? answer).name ?? ""]);
       if (hasFailed(answer?.response)) kinds.push(["Others", "errors"]);
     }
-    for (const name of Object.keys(delta)) if (name !== METADATA) kinds.push(["State keys", name]);
+    for (const name of Object.keys(delta)) {
+      if (this.choices.get(KEYS)?.childElementCount >= MOST) break;
+      if (name !== METADATA) this.offer(KEYS, name, `${KEYS}: ${name}`);
+    }
     const ids = new Set();
     for (const [group, name] of kinds) {
       const id = `${group}: ${name}`;
@@ -570,6 +579,8 @@ export class Timeline {
   }
 
   drawPill() {
+    if (this.missed === this.told) return;
+    this.told = this.missed;
     $("pill").hidden = this.missed === 0;
     $("pill").textContent = `↓ ${counted.format(this.missed)} new`;
   }
@@ -587,8 +598,12 @@ export class Timeline {
     this.keepUp();
   }
 
+  isOfKind({ kinds, delta }) {
+    return !this.kind || kinds.has(this.kind) || (this.kind.startsWith(KEYS) && Object.hasOwn(delta, this.kind.slice(KEYS.length + 2)));
+  }
+
   apply(item) {
-    const isWanted = (!this.kind || item.kinds.has(this.kind)) && (this.wanted ?? []).every((word) => item.seen.includes(word));
+    const isWanted = this.isOfKind(item) && (this.wanted ?? []).every((word) => item.seen.includes(word));
     item.isShown = isWanted && !item.turn.isShut;
     if (isWanted) this.matching += 1;
     if (isWanted) item.turn.matching += 1;

@@ -8,8 +8,8 @@ export class Exact {
   toJSON() { return JSON.rawJSON ? JSON.rawJSON(this.text) : Number(this.text); }
 }
 
-// Without these no number of a text can look otherwise in JavaScript.
-const MAY_DIFFER = /\d{16}|\.\d*0(?!\d)|\d[eE][-+\d]|-0/;
+// Without these no number of a text can look otherwise in JavaScript. Ids have them as well, but not after such a sign.
+const MAY_DIFFER = /[:,[]\s*(?:-0|-?\d*(?:\d{16}|\.\d*(?:\d{16}|0(?!\d))|\.?\d*[eE]))/;
 
 export function parse(text) {
   if (!MAY_DIFFER.test(text)) return JSON.parse(text); // which is several times faster
