@@ -247,7 +247,7 @@ class SessionResources:
                     del session.events[: max(len(session.events) - recent, 0)]
         if session is None:
             raise session_not_found_error(key.session_id)
-        text = await session_text(session)
+        text = await session_json(session)
         return HeldText(text, self.limits.http_unread_seconds)
 
     async def list_events(
@@ -502,7 +502,7 @@ def json_response(fields: Mapping[str, object] | None, status: int = 200) -> Res
     return Response(text, status, problems.NO_STORE, "application/json")
 
 
-async def session_text(session: Session) -> str:
+async def session_json(session: Session) -> str:
     """Write a session as ADK's own server does, and let others work meanwhile."""
     pace, events = Pace(), []
     for each in session.events:
