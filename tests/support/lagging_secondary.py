@@ -98,7 +98,9 @@ def three_members() -> Iterator[EmbeddedReplicaSet]:
             config = client.admin.command("replSetGetConfig")["config"]
             config["version"] += 1
             config["members"][tagged]["tags"] = {"held": "back"}
-            config["settings"] |= HEARTBEATS
+            # A third member that follows the laggard would hold up every majority write
+            # for the 30 seconds after which it looks for another.
+            config["settings"] |= HEARTBEATS | {"chainingAllowed": False}
             client.admin.command("replSetReconfig", config)
         yield replica_set
 
