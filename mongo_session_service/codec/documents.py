@@ -23,7 +23,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, document_size, events
 from mongo_session_service.codec.bson_values import UnreadableError
-from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.waiting_fields import WAITING, decode_waiting
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
 from mongo_session_service.model import metadata, scopes
@@ -136,7 +136,7 @@ def event_document(
 
 def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Document:
     """A partial event as a document of a running turn holds it."""
-    document, _, _ = _encode_stored_event(key, event, hooks)
+    document, _, _ = _encode_event(key, event, hooks)
     encoded = bson.encode(document)
     document_size.check_event_size(event.id, {}, len(encoded))
     flags = _event_flags(is_wrapped=is_wrapped(encoded), is_hooked=hooks.has_both)
@@ -283,7 +283,8 @@ def encode_state(
 
 def encode_event_fields(event: Event) -> dict[str, Any]:
     """An event's fields as they are stored without hooks."""
-    document, delta, _ = _encode_event(event, None)
+    nobody = SessionKey("", "", "")  # only a hook is told whose event it is
+    document, delta, _ = _encode_event(nobody, event, NO_HOOKS)
     document_size.check_event_size(event.id, delta, len(bson.encode(document)))
     return document
 
@@ -292,7 +293,7 @@ def encode_append(
     key: SessionKey, event: Event, hooks: Hooks, hold: Hold | None = None
 ) -> Append:
     """An event and its effect on state, ready to be stored, ``temp:`` left out."""
-    document, delta, values = _encode_stored_event(key, event, hooks)
+    document, delta, values = _encode_event(key, event, hooks)
     encoded = bson.encode(document)
     document_size.check_event_size(event.id, delta, len(encoded))
     return Append(
@@ -309,23 +310,13 @@ def encode_append(
     )
 
 
-def _encode_stored_event(
+def _encode_event(
     key: SessionKey, event: Event, hooks: Hooks
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Encode an event and its delta as the application's hook changes them."""
-    if hooks.before_store is None:
-        return _encode_event(event, None)
-    owner = Owner.of_session(key)
-    changed = partial(hooks.state_to_store, owner=owner)
-    document, delta, values = _encode_event(event, changed)
-    content = hooks.event_to_store(bson_values.decode_value(document), owner)
-    return bson_values.encode_value(content), delta, values
+    """Encode an event's fields as the application's hook changes them.
 
-
-def _encode_event(
-    event: Event, change: Callable[[dict[str, Any]], dict[str, Any]] | None
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """An event's fields, the delta in them, and the values of that as BSON has them."""
+    Returns them, the delta in them, and the values of that as BSON has them.
+    """
     check_id("The event's id", event.id)
     try:
         document, is_doubtful = events.dump_event(event)
@@ -334,8 +325,8 @@ def _encode_event(
     delta = event.actions.state_delta
     if delta or type(delta) is not dict:
         delta = _json_state(scopes.without_temp(_check_state(delta)))
-    if change is not None:
-        delta = change(delta)
+    if hooks.before_store is not None:
+        delta = hooks.state_to_store(delta, Owner.of_session(key))
     document["actions"]["state_delta"] = bool(delta)  # its place among the fields
     events.drop_defaults(document)
     try:
@@ -348,6 +339,10 @@ def _encode_event(
     except InvalidInputError as error:
         message = f"Event {quoted(event.id)} cannot be stored: {error}."
         raise InvalidInputError(message) from None
+    if hooks.before_store is not None:
+        fields = bson_values.decode_value(document)
+        content = hooks.event_to_store(fields, Owner.of_session(key))
+        document = bson_values.encode_value(content)
     return document, delta, values
 
 

@@ -152,7 +152,8 @@ class Append(NamedTuple):
         return len(self.encoded)
 
 
-class PlannedWrite(NamedTuple):
+@dataclass(slots=True, eq=False)
+class PlannedWrite:
     """A write, and the version that it expects of its session."""
 
     write: Append | NewSession

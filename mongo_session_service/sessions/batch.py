@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -62,14 +62,6 @@ class BatchRefusedError(Exception):
     """A batch met what it did not expect; nothing was written."""
 
 
-class OtherTtlError(Exception):
-    """A session has another end, or none, than expected; nothing was written."""
-
-    def __init__(self, expected: Marker) -> None:
-        super().__init__()
-        self.expected = expected
-
-
 def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
     """Tell whether a write changes one document alone, and needs no transaction."""
     if not isinstance(write, NewSession):
@@ -86,7 +78,12 @@ class BatchStore:
         self._connection, self._client_sessions = connection, client_sessions
 
     async def commit_batch(
-        self, planned: list[PlannedWrite], *, limit: float, attempts: int, is_lone: bool
+        self,
+        planned: Sequence[PlannedWrite],
+        *,
+        limit: float,
+        attempts: int,
+        is_lone: bool,
     ) -> None:
         """Store sessions, events and their effect on state, as one transaction.
 
@@ -96,7 +93,7 @@ class BatchStore:
         as long as another transaction holds it. If a session is not as expected, or
         something is stored already, it raises ``BatchRefusedError``. Then nothing was
         written; of several writes others may succeed alone, of a single one
-        :meth:`explain_refusal` tells more.
+        :meth:`judge_refused` tells more.
         """
         at = self._connection
         try:
@@ -134,9 +131,11 @@ class BatchStore:
             except TimeoutError:
                 raise NetworkTimeout from None
 
-    async def _write_statements(self, planned: list[PlannedWrite], txn: Txn) -> None:
-        created = [write for write, *_ in planned if isinstance(write, NewSession)]
-        appends = [write for write, *_ in planned if isinstance(write, Append)]
+    async def _write_statements(
+        self, planned: Sequence[PlannedWrite], txn: Txn
+    ) -> None:
+        created = [it.write for it in planned if isinstance(it.write, NewSession)]
+        appends = [it.write for it in planned if isinstance(it.write, Append)]
         # Shared state ends as the last append has it, which is what subscribers who
         # see the events receive.
         writes: list[Append | NewSession] = [*created, *appends]
@@ -152,13 +151,13 @@ class BatchStore:
             raise BatchRefusedError
         events = (
             documents.event_document(
-                write,
-                expected.revision + 1,
+                it.write,
+                it.expected.revision + 1,
                 encoded=txn is not None,
-                waiting=waiting.get((write.key, expected.revision + 1)),
+                waiting=waiting.get((it.write.key, it.expected.revision + 1)),
             )
-            for write, expected, _ in planned
-            if isinstance(write, Append)
+            for it in planned
+            if isinstance(it.write, Append)
         )
         await self._insert(self._connection.events, events, txn)
         renamed = {each.key for each in appends if each.title is not NOT_GIVEN}
@@ -209,26 +208,23 @@ class BatchStore:
         command = {"update": collection.name, "updates": statements}
         return await run_write(self._connection, command, txn)
 
-    async def _refuse_known_events(self, planned: list[PlannedWrite]) -> None:
-        for write, *_ in planned:
+    async def _refuse_known_events(self, planned: Sequence[PlannedWrite]) -> None:
+        for write in (each.write for each in planned):
             if isinstance(write, Append) and await find_event_document(
                 self._connection, write.key, write.event["id"]
             ):
                 raise BatchRefusedError
 
-    async def explain_refusal(
-        self,
-        planned: PlannedWrite,
-        *,
-        limit: float | None = None,
-        may_retry: bool = False,
-    ) -> int:
+    async def judge_refused(
+        self, planned: PlannedWrite, *, limit: float, may_retry: bool
+    ) -> int | Marker:
         """Return the revision at which a refused write was stored before.
 
-        If it was not, it raises the error that the writer's caller gets; or
-        ``OtherTtlError``, if it ``may_retry``, since the session is as expected by now.
+        If it was not, and ``may_retry``, since only the session's expiry is another
+        than expected, it returns the marker to expect. Otherwise it raises the error
+        that the writer's caller gets.
         """
-        write, expected, _ = planned
+        write, expected = planned.write, planned.expected
         if isinstance(write, NewSession):
             raise session_exists_error(write.key.session_id)
 
@@ -250,7 +246,7 @@ class BatchStore:
             # It may have changed to what was expected since, so that all looks well.
             seen = marker._replace(ttl=expected.ttl, expires=expected.expires)
             if may_retry and expected == seen:
-                raise OtherTtlError(marker)
+                return marker
             database = self._connection.database.name
             telemetry.count(telemetry.STALE_APPENDS, database)
             raise stale_session_error(
@@ -301,7 +297,8 @@ def session_updates(
     session and revision, and the filter for what is ``alive``, if it is to expire.
     """
     updates: dict[SessionKey, Update] = {}
-    for append, expected, now in planned:
+    for each in planned:
+        append, expected = each.write, each.expected
         if not isinstance(append, Append):
             continue
         update = updates.get(append.key)
@@ -331,7 +328,7 @@ def session_updates(
         changes["update_time"] = append.timestamp
         if expected.ttl is not None:
             # No clock that was set back shortens a life.
-            update.change["$max"] = {"expire_time": now + expected.ttl}
+            update.change["$max"] = {"expire_time": each.now + expected.ttl}
         if append.title is not NOT_GIVEN:
             _set_or_remove(update.change, {"title": append.title})
         if after := waiting.get((append.key, expected.revision + 1)):

@@ -111,10 +111,10 @@ async def waiting_after_batch(
 ) -> dict[tuple[SessionKey, int], Document]:
     """Encode what waits after those appends of a batch that change it."""
     appends: dict[SessionKey, list[tuple[int, Append]]] = {}
-    for write, expected, _ in planned:
-        if isinstance(write, Append):
-            each = (expected.revision + 1, write)
-            appends.setdefault(write.key, []).append(each)
+    for each in planned:
+        if isinstance(each.write, Append):
+            append = (each.expected.revision + 1, each.write)
+            appends.setdefault(each.write.key, []).append(append)
     ids = [
         key.id
         for key, several in appends.items()

@@ -38,7 +38,6 @@ from mongo_session_service.model.records import Append, Marker, NewSession, Plan
 from mongo_session_service.sessions.batch import (
     BatchRefusedError,
     BatchStore,
-    OtherTtlError,
     is_one_document,
 )
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
@@ -106,14 +105,13 @@ class _Chain:
 
 
 @dataclass(slots=True, eq=False)
-class _QueuedWrite:
-    """A caller's write in the queue or in a batch."""
+class _QueuedWrite(PlannedWrite):
+    """A caller's write in the queue or in a batch, planned anew with each."""
 
-    write: Append | NewSession
-    expected: Marker
+    known: Marker
+    """The marker that its caller expects."""
     chain: _Chain
     deadline: float
-    now: float
     answer: asyncio.Future[None]
     outcome: Marker | BaseException | None = None
     is_done: bool = False
@@ -263,7 +261,7 @@ class Writer:
         began = monotonic() if started is None else started
         now, deadline = self._connection.clock.now(), began + self.patience
         answer = asyncio.get_running_loop().create_future()
-        call = _QueuedWrite(write, expected, chain, deadline, now, answer)
+        call = _QueuedWrite(write, expected, now, expected, chain, deadline, answer)
         self._queue.append(call)
         self.room.occupy(write.size)
         if self._alarm is None or call.deadline < self._alarm_at:
@@ -459,13 +457,13 @@ class Writer:
                 count(RETRIES, self._connection.database.name)
                 for call in part:  # which have waited
                     call.now = self._connection.clock.now()
-            planned = _plan(part)
+            _plan(part)
             limit = min(each.deadline for each in part) - monotonic()
             attempts = ATTEMPTS if retried is None else 1
             try:
                 async with self._connection.call():
                     await self._store.commit_batch(
-                        planned, limit=limit, attempts=attempts, is_lone=is_lone
+                        part, limit=limit, attempts=attempts, is_lone=is_lone
                     )
             except Exception as error:  # noqa: BLE001  raised by the calls it concerns
                 middle = len(part) // 2
@@ -474,29 +472,25 @@ class Writer:
                 ):
                     parts += [part[middle:], part[:middle]]
                 else:
-                    again += await self._settle_failed(part, planned, error, retried)
+                    again += await self._settle_failed(part, error, retried)
             else:
-                self._settle_stored(part, planned, retried)
+                self._settle_stored(part, retried)
         if retried and not any(retried in each.documents for each in again):
             self._locks.pop(retried, None)
         return again
 
     def _settle_stored(
-        self,
-        part: list[_QueuedWrite],
-        planned: list[PlannedWrite],
-        retried: DocumentId | None,
+        self, part: list[_QueuedWrite], retried: DocumentId | None
     ) -> None:
         self._release(part, retried)
-        for call, (_, expected, _) in zip(part, planned, strict=True):
+        for call in part:
             call.together = len(part)
-            call.chain.marker = marker = expected.after_append()
+            call.chain.marker = marker = call.expected.after_append()
             call.answer_caller(marker)
 
     async def _settle_failed(
         self,
         part: list[_QueuedWrite],
-        planned: list[PlannedWrite],
         error: Exception,
         retried: DocumentId | None,
     ) -> list[_QueuedWrite]:
@@ -506,36 +500,32 @@ class Writer:
             return part
         if isinstance(error, StorageUnavailableError):
             return self._give_up(part, error)
-        ((call,), (write,)) = part, planned
+        (call,) = part
         if isinstance(error, BatchRefusedError):
-            return await self._settle_refused(call, write)
+            return await self._settle_refused(call)
         is_large = isinstance(error, DocumentTooLargeError)
         call.answer_caller(outgrown_error(call.write) if is_large else error)
         return []
 
-    async def _settle_refused(
-        self, call: _QueuedWrite, planned: PlannedWrite
-    ) -> list[_QueuedWrite]:
+    async def _settle_refused(self, call: _QueuedWrite) -> list[_QueuedWrite]:
         """End a call that expected what is not so, or let it try again."""
+        limit, may_retry = call.deadline - monotonic(), call.retries > 0
         try:
             async with self._connection.call():
-                revision = await self._store.explain_refusal(
-                    planned,
-                    limit=call.deadline - monotonic(),
-                    may_retry=call.retries > 0,
+                found = await self._store.judge_refused(
+                    call, limit=limit, may_retry=may_retry
                 )
-        except OtherTtlError as other:
-            call.expected = call.chain.marker = other.expected
-            call.retries -= 1
-            return [call]
         except StorageUnavailableError as failure:
             return self._give_up([call], failure)
         except Exception as reason:  # noqa: BLE001  as above
             call.answer_caller(reason)
             return []
-        marker = planned.expected.after_append()
-        if revision == marker.revision:
-            self._settle_stored([call], [planned], None)
+        if isinstance(found, Marker):
+            call.known = call.chain.marker = found
+            call.retries -= 1
+            return [call]
+        if found == call.expected.revision + 1:
+            self._settle_stored([call], None)
         else:  # the session knows the event from before, or is stale in any case
             call.answer_caller(None)
         return []
@@ -644,16 +634,13 @@ class Writer:
             self._locks[document] = lock._replace(due=monotonic())
 
 
-def _plan(calls: Iterable[_QueuedWrite]) -> list[PlannedWrite]:
-    """Say which marker each write of a batch expects, given the ones before it."""
-    planned: list[PlannedWrite] = []
+def _plan(calls: Iterable[_QueuedWrite]) -> None:
+    """Set which marker each write of a batch expects, given the ones before it."""
     latest: dict[object, Marker] = {}
     for call in calls:
         key = call.write.key
-        expected, before = call.expected, latest.get(key) or call.chain.marker
+        call.expected, before = call.known, latest.get(key) or call.chain.marker
         # Between a commit and the caller's waking up its session's marker is old.
-        if before is not None and before.revision > expected.revision:
-            expected = before
-        planned.append(PlannedWrite(call.write, expected, call.now))
-        latest[key] = expected.after_append()
-    return planned
+        if before is not None and before.revision > call.known.revision:
+            call.expected = before
+        latest[key] = call.expected.after_append()

@@ -239,14 +239,14 @@ async def test_a_time_to_live_that_changes_back_makes_nobody_stale(
     """An append that is refused for it is tried again, even if all looks well then."""
     session = await service.create_session(**SESSION)
     await service.update_session(**SESSION, ttl=10)
-    explain = BatchStore.explain_refusal
+    judge = BatchStore.judge_refused
 
     async def overtaken(*arguments: Any, **how: Any) -> int:
-        monkeypatch.setattr(BatchStore, "explain_refusal", explain)
+        monkeypatch.setattr(BatchStore, "judge_refused", judge)
         await service.update_session(**SESSION, ttl=None)
-        return await explain(*arguments, **how)
+        return await judge(*arguments, **how)
 
-    monkeypatch.setattr(BatchStore, "explain_refusal", overtaken)
+    monkeypatch.setattr(BatchStore, "judge_refused", overtaken)
     await service.append_event(session, new_event())
 
     found = await service.get_session(**SESSION)
