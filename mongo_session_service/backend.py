@@ -21,10 +21,10 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.clocks import LatestWrite, ServerClock
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import (
     SwallowedCancellation,
     background,
@@ -89,7 +89,7 @@ class BackendCall:
         if exc is None:
             self._swallowed.raise_it()
         elif isinstance(exc, Exception):
-            async with self._backend.connection.call():
+            async with self._backend.connection.translating_errors():
                 raise exc
 
 
@@ -179,7 +179,7 @@ class Backends:
             self._start_look(entry.connection)
         if sets_up:
             if not self.clock.is_known:  # it was set up by another process
-                async with entry.connection.call():
+                async with entry.connection.translating_errors():
                     await entry.connection.ask_time()
             entry.sweep.start_timer()
         entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
@@ -193,11 +193,11 @@ class Backends:
         connection = (await self.here()).connection
         await self._set_up(connection, builds=True)
         if index is not None:
-            async with connection.call():
+            async with connection.translating_errors():
                 await retry_soon(create_index, connection, index)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
-        async with connection.call():
+        async with connection.translating_errors():
             self._missing, is_to_be_built = await retry_soon(
                 set_up, connection, builds=builds
             )

@@ -87,7 +87,7 @@ try:
         Subscription,
     )
     from mongo_session_service.driver.server import check_server
-    from mongo_session_service.driver.translation import translation
+    from mongo_session_service.driver.translation import translate_error
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
@@ -341,7 +341,7 @@ async def run_process(uri: str, database: str, part: str) -> None:
 def reason_of(error: PyMongoError) -> str:
     """Explain an error, and what to do about it."""
     noise = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
-    return f"{re.sub(noise, '', str(translation(error)))} {ELSEWHERE}"
+    return f"{re.sub(noise, '', str(translate_error(error)))} {ELSEWHERE}"
 
 
 def main() -> None:

@@ -294,7 +294,7 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         await server.ask_hello(connection.client)
     for name, check in CHECKS.items():
         try:
-            async with connection.call():
+            async with connection.translating_errors():
                 finding = await check(connection)
         except errors.NotAuthorizedError as error:
             finding = Finding(name, Status.UNKNOWN, str(error), _GRANT)

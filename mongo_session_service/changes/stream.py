@@ -15,7 +15,6 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Names
 from mongo_session_service.driver import oplog
-from mongo_session_service.driver.calls import gave_up_error, is_transient, pauses
 from mongo_session_service.driver.compat import (
     Driver,
     current_cursor,
@@ -23,11 +22,12 @@ from mongo_session_service.driver.compat import (
     renew_connections,
 )
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import gave_up_error, is_transient, pauses
 from mongo_session_service.driver.tasks import (
     SwallowedCancellation,
     background,
 )
-from mongo_session_service.driver.translation import translation
+from mongo_session_service.driver.translation import translate_error
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
 from mongo_session_service.model.records import Document
 
@@ -127,7 +127,7 @@ class Stream:
             if isinstance(error, PyMongoError):
                 await renew_connections(self._connection.client, error)
             # A change that was read but not returned is read again.
-            await self.close()
+            await self.close_cursor()
             raise
         if change:
             self._connection.note_read(decoder.cluster_time(change), self._session)
@@ -137,7 +137,7 @@ class Stream:
         self._start = token or self._start
         if change and self._slim:
             self._slim = False
-            await self.close()
+            await self.close_cursor()
         return change
 
     async def _try_next(self) -> Document | None:
@@ -185,7 +185,7 @@ class Stream:
             collection = self._connection.database[change["ns"]["coll"]]
             change["fullDocument"] = await collection.find_one(change["documentKey"])
 
-    async def close(self) -> None:
+    async def close_cursor(self) -> None:
         """Close the server's cursor; the next call opens another."""
         self._open, self._cursor = None, None
         with suppress(PyMongoError, TimeoutError):
@@ -207,4 +207,4 @@ def check_stream(error: Exception) -> None:
         )
         raise ConfigurationError(message) from None
     if isinstance(error, PyMongoError) and not is_transient(error):
-        raise translation(error) from None
+        raise translate_error(error) from None

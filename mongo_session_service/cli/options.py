@@ -224,13 +224,13 @@ class Place:
         """Require that MongoDB answers soon; a service would wait longer."""
         import pymongo
 
-        from mongo_session_service.driver.calls import DriverCall
+        from mongo_session_service.driver.retries import ErrorTranslation
         from mongo_session_service.driver.server import ask_hello
         from mongo_session_service.driver.uri import open_client
 
         client = open_client(self.uri)
         has_own_time = "serverselectiontimeoutms" in self.uri.lower()
-        async with DriverCall(client):
+        async with ErrorTranslation(client):
             try:
                 with pymongo.timeout(None if has_own_time else ANSWER_LIMIT):
                     await ask_hello(client)

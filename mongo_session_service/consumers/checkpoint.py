@@ -211,7 +211,7 @@ class Checkpoint:
         if await self.lease.acquire() is None:
             return False
         epoch = self.lease.epoch
-        entered = await at.plain(at.checkpoints).find_one_and_update(
+        entered = await at.with_default_codec(at.checkpoints).find_one_and_update(
             {"_id": self._name, "epoch": {"$lt": epoch}},
             {"$set": {"epoch": epoch, "owner": self.lease.token, "serial": 0}},
             return_document=True,
@@ -308,7 +308,7 @@ class Checkpoint:
         self, position: Position, serial: int, expected: object, txn: Txn = None
     ) -> Document | None:
         """Store a position if the stored number is as expected; None if it is not."""
-        stored = self.connection.plain(self.connection.checkpoints)
+        stored = self.connection.with_default_codec(self.connection.checkpoints)
         saved = {
             "position": encode_position(position),
             "log": self.log,
@@ -359,7 +359,7 @@ async def store_checkpoint(
         "log": log,
         "position": position and encode_position(position),
     }
-    checkpoints = connection.plain(connection.checkpoints)
+    checkpoints = connection.with_default_codec(connection.checkpoints)
     stored: Document = await checkpoints.find_one_and_update(
         {"_id": name}, {"$setOnInsert": new}, upsert=True, return_document=True
     )

@@ -146,7 +146,7 @@ class Consumer:
         reader = await self._open_reader()
         if reader is None:
             raise StopAsyncIteration
-        async with reader.connection.call():
+        async with reader.connection.translating_errors():
             delivery = await reader.next_delivery()
         return delivery.record.change()
 
@@ -167,7 +167,7 @@ class Consumer:
             StorageUnavailableError: it may or may not have been committed; try again.
         """
         if (reader := self._reader) is not None:
-            async with reader.connection.call():
+            async with reader.connection.translating_errors():
                 if self._is_concurrent:
                     await reader.save_handled()
                 else:
@@ -236,7 +236,7 @@ class Consumer:
                 self.name, handler, max_attempts, transactional, concurrency
             )
             while (reader := await self._open_reader()) is not None:
-                async with reader.connection.call():
+                async with reader.connection.translating_errors():
                     if until_caught_up and reader.until is None:
                         await reader.end_at_present()
                     try:

@@ -20,8 +20,8 @@ from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import handler as handlers
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageError

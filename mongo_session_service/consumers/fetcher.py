@@ -214,10 +214,10 @@ class Fetcher:
                 self.position = position.reading_later(await oplog.latest_time(at))
             raise
 
-    async def close(self) -> None:
+    async def close_change_stream(self) -> None:
         """Close the change stream."""
         if self._stream is not None:
-            await self._stream.close()
+            await self._stream.close_cursor()
 
 
 def _was_replayed(document: Document, last: Document | None) -> bool:

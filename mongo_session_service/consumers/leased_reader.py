@@ -22,9 +22,9 @@ from mongo_session_service.consumers.checkpoint import (
 )
 from mongo_session_service.consumers.fetcher import Delivery, Fetcher
 from mongo_session_service.driver import oplog
-from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import LeaseRenewer
+from mongo_session_service.driver.retries import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.tasks import SharedTask, uninterrupted
 from mongo_session_service.errors import HistoryLostError, MongoSessionServiceError
 
@@ -306,7 +306,7 @@ class LeasedReader:
 
     async def _close_fetcher(self) -> None:
         if self._fetcher is not None:
-            await self._fetcher.close()
+            await self._fetcher.close_change_stream()
 
 
 async def log_id(connection: Connection) -> Any:

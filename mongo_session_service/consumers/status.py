@@ -8,7 +8,7 @@ from typing import Final
 from mongo_session_service._public import public
 from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import renewal
+from mongo_session_service.driver.lease import renewed_at_condition
 from mongo_session_service.model.records import Document
 
 _CHECKPOINTS: Final[list[Document]] = [
@@ -51,7 +51,7 @@ async def load_statuses(connection: Connection) -> list[ConsumerStatus]:
     """Every consumer, by name."""
     now = await oplog.latest_time(connection)
     checkpoints = await connection.aggregate(connection.checkpoints, _CHECKPOINTS)
-    held = {"holder": {"$ne": None}, "$expr": renewal(connection, "$gte")}
+    held = {"holder": {"$ne": None}, "$expr": renewed_at_condition(connection, "$gte")}
     leases = await connection.aggregate(connection.leases, [{"$match": held}])
     letters = await connection.aggregate(connection.dead_letters, _DEAD_LETTERS)
     holders = {each["_id"]: each["holder"] for each in leases}

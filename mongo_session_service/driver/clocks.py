@@ -63,7 +63,7 @@ class LatestWrite:
             return time >= self._time or primary == self._primary
 
 
-class Secondaries:
+class SecondaryReads:
     """A client's wish to read from other members than the primary."""
 
     def __init__(self, preference: Any, limits: Limits) -> None:

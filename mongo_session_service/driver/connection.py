@@ -21,8 +21,8 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.driver import calls, compat
-from mongo_session_service.driver.clocks import LatestWrite, Secondaries, ServerClock
+from mongo_session_service.driver import compat, retries
+from mongo_session_service.driver.clocks import LatestWrite, SecondaryReads, ServerClock
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.translation import LoginLostError
@@ -63,7 +63,9 @@ class Connection:
         self.has_transactions = transactions
         preference = client.read_preference
         reads_elsewhere = transactions and preference != _PRIMARY
-        self.secondaries = Secondaries(preference, limits) if reads_elsewhere else None
+        self.secondaries = (
+            SecondaryReads(preference, limits) if reads_elsewhere else None
+        )
         self.setup_lock = asyncio.Lock()
         self.has_event_index = True
         self.database = (
@@ -91,9 +93,9 @@ class Connection:
         """The revision at which shared state was imported, by which a later import
         detects whether it has changed here since. Not needed after the last import."""
 
-    def call(self) -> calls.DriverCall:
-        """Return the context of a call: errors become this package's."""
-        return calls.DriverCall(self.client)
+    def translating_errors(self) -> retries.ErrorTranslation:
+        """Translate the driver's errors raised in the block to this package's."""
+        return retries.ErrorTranslation(self.client)
 
     async def retry(
         self,
@@ -101,8 +103,8 @@ class Connection:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """Call what may be done twice, again while it fails: see ``calls.retry``."""
-        return await calls.retry(self.client, function, *args, **kwargs)
+        """Call what may be done twice, again while it fails: see ``retries.retry``."""
+        return await retries.retry(self.client, function, *args, **kwargs)
 
     @property
     def is_sharded(self) -> bool:
@@ -123,12 +125,14 @@ class Connection:
         return {**filter_, **_common_fields(ids)}
 
     @property
-    def patience(self) -> float:
+    def write_timeout(self) -> float:
         """Seconds after which a write is given up: ``timeoutMS``, or a minute."""
         longest = self.limits.write_seconds
         return min(self.client.options.timeout or longest, longest)
 
-    async def acknowledged(self, write: Callable[[Any], Awaitable[Result]]) -> Result:
+    async def write_in_client_session(
+        self, write: Callable[[Any], Awaitable[Result]]
+    ) -> Result:
         """Write one document in a client session."""
 
         async def attempt() -> Result:
@@ -136,7 +140,7 @@ class Connection:
                 return await write(session)
 
         try:
-            return await calls.retry_soon(attempt)
+            return await retries.retry_soon(attempt)
         except LoginLostError:
             return await attempt()
 
@@ -146,7 +150,7 @@ class Connection:
             self.clock.set_by(await self.client.admin.command("hello"))
         return self.clock.now()
 
-    def plain(self, collection: Any) -> Any:
+    def with_default_codec(self, collection: Any) -> Any:
         """Return a collection that is read without this package's decoders.
 
         With them the driver does not raise for a ``writeConcernError`` in the reply of
@@ -172,7 +176,7 @@ class Connection:
             try:
                 yield session
             except PyMongoError as error:
-                raise await calls.login_checked(self.client, error) from None
+                raise await retries.renew_after_logout(self.client, error) from None
 
     @asynccontextmanager
     async def writing(self, kept: Any = None) -> AsyncIterator[Any]:
@@ -205,7 +209,9 @@ class Connection:
                 await uninterrupted(kill_client_session(session))
                 raise
 
-    async def reply(self, command: dict[str, Any], session: Any) -> RawBSONDocument:
+    async def run_read_command(
+        self, command: dict[str, Any], session: Any
+    ) -> RawBSONDocument:
         """Return the primary's reply to a command that reads, left encoded."""
         raw, to = replies.RAW, {"read_preference": _PRIMARY, "session": session}
         reply: RawBSONDocument = await self.database.command(
@@ -229,7 +235,7 @@ class Connection:
                     collection.aggregate(pipeline, **options)
                 )
 
-        return await calls.retry_soon(attempt)
+        return await retries.retry_soon(attempt)
 
 
 async def kill_client_session(

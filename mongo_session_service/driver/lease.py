@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -35,9 +35,9 @@ from pymongo import WriteConcern
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection, kill_client_sessions
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import (
     Supervisor,
     background,
@@ -180,13 +180,17 @@ class Lease:
                 await self.end_dead_holder()
 
     async def end_dead_holder(self) -> bool:
-        """End what a holder runs that has ceased to renew it; whether there is one."""
+        """Kill the client sessions of a holder that no longer renews; False if none."""
         at, path = self.connection, self.path
         if not at.has_transactions:
             return False
         others = {f"{path}holder.token": {"$nin": [None, self.token]}}
-        dead = {"_id": self.id, **others, "$expr": renewal(at, "$lt", path)}
-        collection = at.plain(at.database[self.collection])
+        dead = {
+            "_id": self.id,
+            **others,
+            "$expr": renewed_at_condition(at, "$lt", path),
+        }
+        collection = at.with_default_codec(at.database[self.collection])
         found = await retry_soon(collection.find_one, dead, {f"{path}holder": 1})
         if found is None:
             return False
@@ -203,9 +207,9 @@ class Lease:
     async def _update_lease(
         self, where: Document, change: Document, **options: Any
     ) -> Document | None:
-        """Change the lease; as it is then, or None if its document does not match."""
+        """Update the lease and return it; None if its document does not match."""
         at = self.connection
-        collection = at.plain(at.database[self.collection])
+        collection = at.with_default_codec(at.database[self.collection])
         field = self.path.rstrip(".")
 
         async def write(session: Any = None) -> Document | None:
@@ -220,8 +224,10 @@ class Lease:
             )
             return found
 
-        acknowledged: Callable[..., Awaitable[Document | None]] = at.acknowledged
-        found = await (acknowledged(write) if at.has_transactions else write())
+        if at.has_transactions:
+            found = await at.write_in_client_session(write)
+        else:
+            found = await write()
         return found[field] if found and field else found
 
 
@@ -229,10 +235,14 @@ def lease_is_free(connection: Connection, path: str = "") -> Document:
     """The expression of whether nobody holds the lease in a document."""
     holder = {"$ifNull": [f"${path}holder", None]}
     # An append may renew what was released meanwhile.
-    return {"$or": [{"$eq": [holder, None]}, renewal(connection, "$lt", path)]}
+    return {
+        "$or": [{"$eq": [holder, None]}, renewed_at_condition(connection, "$lt", path)]
+    }
 
 
-def renewal(connection: Connection, operator: str, path: str = "") -> Document:
+def renewed_at_condition(
+    connection: Connection, operator: str, path: str = ""
+) -> Document:
     """The expression that compares a renewal with the earliest that still counts."""
     seconds = connection.limits.lease_seconds
     since: Any = {"$subtract": ["$$NOW", round(seconds * 1000)]}
@@ -355,7 +365,7 @@ def _renew_due(database: Any, due: list[Lease]) -> None:
         by_collection[each.collection].append(each)
     cut = ((name, cut_by_id_size(each)) for name, each in by_collection.items())
     for name, leases in ((name, leases) for name, parts in cut for leases in parts):
-        collection = leases[0].connection.plain(database[name])
+        collection = leases[0].connection.with_default_codec(database[name])
         # The next renewal comes soon enough, if a failover loses one.
         collection = collection.with_options(write_concern=WriteConcern(1))
         try:

@@ -15,9 +15,9 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.replies import Encoded
-from mongo_session_service.driver.calls import REPEAT_PAUSES, is_transient
-from mongo_session_service.driver.clocks import Secondaries
+from mongo_session_service.driver.clocks import SecondaryReads
 from mongo_session_service.driver.connection import Connection, kill_client_session
+from mongo_session_service.driver.retries import REPEAT_PAUSES, is_transient
 from mongo_session_service.driver.slices import in_slices, without_collector
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.model.records import Document
@@ -198,7 +198,7 @@ async def _read_primary(
         "readConcern": concern,
     }
     async with connection.reading() as session:
-        reply = await connection.reply(command, session)
+        reply = await connection.run_read_command(command, session)
         small = None
         if not encoded:
             small = without_collector(partial(replies.decode_small_reply, reply))
@@ -212,12 +212,14 @@ async def _read_primary(
             while whole and cursor["id"]:
                 # No more than in the first reply: one is split without a pause.
                 more = {"getMore": cursor["id"], "collection": collection.name}
-                reply = await connection.reply(more | {"batchSize": size}, session)
+                reply = await connection.run_read_command(
+                    more | {"batchSize": size}, session
+                )
                 documents, cursor = replies.split_reply(reply, "nextBatch")
                 encodings += documents
             if left := cursor["id"]:
                 rest = {"killCursors": collection.name, "cursors": [left]}
-                await connection.reply(rest, session)
+                await connection.run_read_command(rest, session)
             found = Snapshot(encodings, read_at, is_whole=not left)
         connection.note_read(found.at, session)
         return found
@@ -225,7 +227,7 @@ async def _read_primary(
 
 async def _read_secondary(
     connection: Connection,
-    secondaries: Secondaries,
+    secondaries: SecondaryReads,
     collection: Any,
     pipeline: list[dict[str, Any]],
 ) -> Snapshot:

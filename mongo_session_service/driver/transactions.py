@@ -19,13 +19,13 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service import telemetry
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.compat import renew_connections
 from mongo_session_service.driver.connection import (
     FAREWELL,
     Connection,
     kill_client_session,
 )
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.translation import (
     DUPLICATE_KEY,
@@ -72,7 +72,7 @@ async def run_transaction(
 
     The driver retries it on transient errors, so ``work`` must compute everything
     afresh. It is given up after ``limit`` seconds, by default the connection's
-    patience. Of write conflicts it meets ``attempts`` at most, and raises
+    write timeout. Of write conflicts it meets ``attempts`` at most, and raises
     ``LockedError`` at the last; by default the driver retries until the time is over.
     It uses the given client session, or one of its own. Without transactions it runs
     once, statement by statement.
@@ -80,7 +80,7 @@ async def run_transaction(
     if not connection.has_transactions:
         return await work(None)
     # What it raises was a commit's, if it was turned away: nothing is done.
-    limit = connection.patience if limit is None else max(limit, 0.0)
+    limit = connection.write_timeout if limit is None else max(limit, 0.0)
     return await retry_soon(_run_committed, connection, work, limit, attempts, session)
 
 
@@ -93,7 +93,7 @@ async def _run_committed(
 ) -> Result:
     async with (
         connection.writing(kept) as session,
-        _none_begun_late(connection, session),
+        _fence_cancelled_transaction(connection, session),
     ):
         attempt = _Attempt(work, connection.database.name, attempts)
         try:
@@ -139,7 +139,9 @@ async def _run_committed(
 
 
 @asynccontextmanager
-async def _none_begun_late(connection: Connection, session: Any) -> AsyncIterator[None]:
+async def _fence_cancelled_transaction(
+    connection: Connection, session: Any
+) -> AsyncIterator[None]:
     """If the block is cancelled, have the server refuse its transaction from now on.
 
     The driver has aborted it. But the statement whose reply was not awaited may arrive
@@ -151,7 +153,7 @@ async def _none_begun_late(connection: Connection, session: Any) -> AsyncIterato
         await connection.sessions.find_one({}, {"_id": 1}, session=txn)
         await txn.abort_transaction()
 
-    async def overtake() -> None:
+    async def start_later_transaction() -> None:
         primary = {"read_preference": ReadPreference.PRIMARY}
         with suppress(PyMongoError, TimeoutError):
             async with asyncio.timeout(FAREWELL):
@@ -160,7 +162,7 @@ async def _none_begun_late(connection: Connection, session: Any) -> AsyncIterato
     try:
         yield
     except asyncio.CancelledError:
-        await uninterrupted(overtake())
+        await uninterrupted(start_later_transaction())
         raise
 
 

@@ -207,7 +207,7 @@ def reporting_stored_unread() -> Iterator[None]:
     try:
         yield
     except (PyMongoError, StorageError) as error:
-        failure = translation(error) if isinstance(error, PyMongoError) else error
+        failure = translate_error(error) if isinstance(error, PyMongoError) else error
         if isinstance(failure, NotAuthorizedError):
             raise NotAuthorizedError(f"{_STORED}{failure}") from None
         raise errors.UnknownOutcomeError(f"{_STORED}{failure}") from None
@@ -219,7 +219,7 @@ def reporting_partial_removal() -> Iterator[None]:
     try:
         yield
     except (PyMongoError, errors.StorageUnavailableError) as error:
-        failure = translation(error) if isinstance(error, PyMongoError) else error
+        failure = translate_error(error) if isinstance(error, PyMongoError) else error
         if isinstance(failure, errors.StorageUnavailableError):
             raise errors.UnknownOutcomeError(_IN_PARTS) from None
         raise
@@ -238,7 +238,7 @@ def is_bad_login(error: Exception) -> bool:
     return getattr(error, "code", None) in _LOGIN_REFUSED
 
 
-def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceError:
+def translate_error(error: PyMongoError | BSONError) -> errors.MongoSessionServiceError:
     """Return this package's error for a driver's error."""
     if isinstance(error, driver_errors.DocumentTooLarge):
         return errors.DocumentTooLargeError()

@@ -21,8 +21,8 @@ from mongo_session_service.backend import Backend, Opener
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import oplog
-from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.tasks import Supervisor
 from mongo_session_service.feed.inbox import Inbox, Inboxes
 from mongo_session_service.feed.stats import Counters
@@ -140,7 +140,7 @@ class Reader:
             try:
                 await self._follow(opened, stream)
             finally:
-                await stream.close()
+                await stream.close_cursor()
 
     async def _follow(self, backend: Backend, stream: Stream) -> None:
         """Dispatch the stream's changes until it cannot be resumed."""
@@ -273,7 +273,7 @@ class PartialReader:
                 await asyncio.sleep(PAUSE_AFTER_LOSS)
             finally:
                 self._position = None
-                await stream.close()
+                await stream.close_cursor()
 
     def _attach_waiting(self, start: Timestamp) -> None:
         self._position = start

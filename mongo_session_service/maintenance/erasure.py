@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import reporting_partial_removal

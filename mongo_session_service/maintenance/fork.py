@@ -23,9 +23,9 @@ from mongo_session_service.codec.documents import (
     log_begins,
     session_document,
 )
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import (

@@ -125,7 +125,9 @@ class BatchStore:
                 async with asyncio.timeout(limit):
                     if at.has_transactions:
                         insert = at.sessions.insert_one
-                        await at.acknowledged(lambda txn: insert(document, session=txn))
+                        await at.write_in_client_session(
+                            lambda txn: insert(document, session=txn)
+                        )
                     else:
                         await at.sessions.insert_one(document)
             except TimeoutError:

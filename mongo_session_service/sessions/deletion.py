@@ -26,9 +26,9 @@ from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
 from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import reporting_partial_removal

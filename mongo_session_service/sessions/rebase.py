@@ -152,7 +152,7 @@ class Rebaser:
         return written
 
     def _seconds_left(self, late: LateAppend) -> float:
-        return late.started + self._writer.patience - time.monotonic()
+        return late.started + self._writer.write_timeout - time.monotonic()
 
     async def _read_in_time(self, late: LateAppend, read: Awaitable[Result]) -> Result:
         """Return what a read returns, within the time of the call."""
@@ -162,7 +162,7 @@ class Rebaser:
         except TimeoutError:
             if not timer.expired():
                 raise
-            message = TOO_LATE.format(self._writer.patience)
+            message = TOO_LATE.format(self._writer.write_timeout)
             raise StorageUnavailableError(message) from None
 
     async def _await_response(self, late: LateAppend, deadline: float) -> None:

@@ -218,7 +218,7 @@ class Writer:
         self.room = _Room(connection.limits)
         self._most = MAX_WRITES if connection.has_transactions else 1
         self._most_batches = MAX_BATCHES if connection.has_transactions else 1
-        self.patience = connection.patience
+        self.write_timeout = connection.write_timeout
         self._queue: deque[_QueuedWrite] = deque()
         self._chains: dict[int, _Chain] = {}
         self._busy: set[DocumentId] = set()
@@ -259,7 +259,7 @@ class Writer:
                 self._chains[id(session)] = chain
         chain.count += 1
         began = monotonic() if started is None else started
-        now, deadline = self._connection.clock.now(), began + self.patience
+        now, deadline = self._connection.clock.now(), began + self.write_timeout
         answer = asyncio.get_running_loop().create_future()
         call = _QueuedWrite(write, expected, now, expected, chain, deadline, answer)
         self._queue.append(call)
@@ -461,7 +461,7 @@ class Writer:
             limit = min(each.deadline for each in part) - monotonic()
             attempts = ATTEMPTS if retried is None else 1
             try:
-                async with self._connection.call():
+                async with self._connection.translating_errors():
                     await self._store.commit_batch(
                         part, limit=limit, attempts=attempts, is_lone=is_lone
                     )
@@ -511,7 +511,7 @@ class Writer:
         """End a call that expected what is not so, or let it try again."""
         limit, may_retry = call.deadline - monotonic(), call.retries > 0
         try:
-            async with self._connection.call():
+            async with self._connection.translating_errors():
                 found = await self._store.judge_refused(
                     call, limit=limit, may_retry=may_retry
                 )
@@ -550,7 +550,7 @@ class Writer:
                 again.append(call)
                 continue
             if is_late and not is_unknown:
-                error = StorageUnavailableError(TOO_LATE.format(self.patience))
+                error = StorageUnavailableError(TOO_LATE.format(self.write_timeout))
             # One each: an error collects the traceback of every caller raising it.
             call.answer_caller(copy.copy(error))
         return again
@@ -566,7 +566,9 @@ class Writer:
             else:
                 is_locked = not self._locks.keys().isdisjoint(call.documents)
                 text = _LOCKED if is_locked or call.gave_room else TOO_LATE
-                call.answer_caller(StorageUnavailableError(text.format(self.patience)))
+                call.answer_caller(
+                    StorageUnavailableError(text.format(self.write_timeout))
+                )
         return kept
 
     def _set_alarm(self, moment: float) -> None:
@@ -586,7 +588,7 @@ class Writer:
         moments = [each.deadline for each in self._queue]
         moments += [each.due for each in self._locks.values() if each.due > now]
         if moments or self._tasks:
-            self._set_alarm(min(moments, default=now + self.patience))
+            self._set_alarm(min(moments, default=now + self.write_timeout))
         self._start_soon()
 
     # --- Locked documents ---

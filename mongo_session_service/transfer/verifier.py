@@ -93,7 +93,7 @@ async def verify(
         stored = _ServiceTarget(target)
     else:
         stored = ImportTarget(target.connection, is_read_only=True)
-        call = target.connection.call()
+        call = target.connection.translating_errors()
     compared: set[int] = set()  # hashed keys, which take little memory
     batches = encoded_batches(source, selection, stored.hooks)
     async with call, aclosing(batches):

@@ -27,10 +27,10 @@ from mongo_session_service.codec.partials import (
     decode_turn,
     partial_document,
 )
-from mongo_session_service.driver.calls import is_transient
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retries import is_transient
 from mongo_session_service.driver.tasks import Supervisor, background
-from mongo_session_service.driver.translation import DUPLICATE_KEY, translation
+from mongo_session_service.driver.translation import DUPLICATE_KEY, translate_error
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnInfo
@@ -146,7 +146,7 @@ class PartialWriter:
                 left = limits.partial_unwritten_bytes - sum(map(_size, self._unwritten))
                 self._unwritten += each.encode_all(connection.hooks, left)
             with suppress(MongoSessionServiceError):
-                async with connection.call():
+                async with connection.translating_errors():
                     await self._write(connection)
             await asyncio.sleep(limits.partial_seconds)
 
@@ -162,7 +162,7 @@ class PartialWriter:
                     return
                 logger.warning(
                     "Other processes do not receive what running turns say. %s",
-                    translation(error),
+                    translate_error(error),
                 )
             del self._unwritten[: len(part)]
 

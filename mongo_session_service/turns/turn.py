@@ -19,8 +19,8 @@ from mongo_session_service.backend import Backend, Backends, forget_closed_loops
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.partials import encode_turn
-from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
+from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import running_loop, uninterrupted
 from mongo_session_service.errors import (
     MongoSessionServiceError,

@@ -24,9 +24,9 @@ from weakref import WeakValueDictionary
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.driver.calls import is_transient, retry_soon
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import lease_is_free, renewal
+from mongo_session_service.driver.lease import lease_is_free, renewed_at_condition
+from mongo_session_service.driver.retries import is_transient, retry_soon
 from mongo_session_service.driver.tasks import Supervisor, background
 from mongo_session_service.errors import (
     MongoSessionServiceError,
@@ -71,7 +71,7 @@ class TurnStatus(NamedTuple):
 async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
     """Draw a ticket; from now on nobody acquires the turn who has none."""
     session = await retry_soon(
-        connection.plain(connection.sessions).find_one_and_update,
+        connection.with_default_codec(connection.sessions).find_one_and_update,
         stored_session_filter(connection, key),
         {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}},
         projection={"turn.ticket": 1, "create_time": 1},
@@ -118,7 +118,7 @@ async def first_tickets(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, int]:
     """The lowest ticket in the line of each session that has waiters."""
-    is_alive = {"$expr": renewal(connection, "$gte")}
+    is_alive = {"$expr": renewed_at_condition(connection, "$gte")}
     owner = {name: f"$_id.{name}" for name in SessionKey._fields}
     first = {"$group": {"_id": owner, "first": {"$min": f"$_id.{_NUMBER}"}}}
     numbers: dict[SessionKey, int] = {}
@@ -159,7 +159,7 @@ def _waiters_filter(key: SessionKey) -> Document:
 
 def _silent_filter(connection: Connection) -> Document:
     """The filter of waiters that have not renewed their documents."""
-    return {"$expr": renewal(connection, "$lt")}
+    return {"$expr": renewed_at_condition(connection, "$lt")}
 
 
 class Waiter:
@@ -177,7 +177,7 @@ class Waiter:
         if self._error is not None:
             raise self._error
 
-    def call(self, error: Exception | None = None) -> None:
+    def wake(self, error: Exception | None = None) -> None:
         """Have this caller try to acquire the turn, or fail."""
         self._error = error
         self._is_called.set()
@@ -238,7 +238,7 @@ class WaitingLine:
 
     def _fail(self, error: Exception) -> None:
         for each in self._all_waiters():
-            each.call(error)
+            each.wake(error)
 
     def _all_waiters(self) -> list[Waiter]:
         return [each for line in self._lines.values() for each in line]
@@ -272,7 +272,7 @@ class WaitingLine:
             key, number, create_time = each.ticket
             turn = turns.get(key)
             if turn is None or turn.create_time != create_time:
-                each.call(session_not_found_error(key.session_id))
+                each.wake(session_not_found_error(key.session_id))
             # One whose own document was removed is first if nobody is before it.
             elif turn.is_free and first.get(key, number) >= number:
-                each.call()
+                each.wake()

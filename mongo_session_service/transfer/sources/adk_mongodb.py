@@ -14,7 +14,7 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
-from mongo_session_service.driver.calls import DriverCall
+from mongo_session_service.driver.retries import ErrorTranslation
 from mongo_session_service.driver.uri import open_client
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import Document
@@ -75,7 +75,7 @@ class AdkMongoDbSource(BaseSource):
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
         exits.push_async_callback(self._client.close)
-        async with DriverCall(self._client):
+        async with ErrorTranslation(self._client):
             session = await self._collection("sessions").find_one()
         if session is None:
             return
@@ -91,13 +91,13 @@ class AdkMongoDbSource(BaseSource):
     async def count_events(self, selection: Selection) -> int | None:
         if selection.since is not None:
             return None
-        async with DriverCall(self._client):
+        async with ErrorTranslation(self._client):
             events: Any = self._collection("events")
             return int(await events.count_documents(selection.matching()))
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions by id, each with its events."""
-        async with DriverCall(self._client):
+        async with ErrorTranslation(self._client):
             for part in (self._shared_states, self._sessions):
                 async with aclosing(part(selection)) as items:
                     async for item in items:

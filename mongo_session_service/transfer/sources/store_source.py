@@ -74,14 +74,14 @@ class StoreSource(BaseSource):
 
     @override
     async def count_events(self, selection: Selection) -> int:
-        async with self.connection.call():
+        async with self.connection.translating_errors():
             counting = queries.count_pipeline(_chosen(self.connection, selection))
             found = await self.connection.aggregate(self.connection.sessions, counting)
         return found[0]["events"] if found else 0
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state, then sessions, each with its events; sorted by id."""
-        async with self.connection.call():
+        async with self.connection.translating_errors():
             async for document in self.connection.app_states.find().sort("_id"):
                 if selection.takes_app(document["_id"]):
                     yield self._shared(document, document["_id"], None)
@@ -153,7 +153,7 @@ class StoreSource(BaseSource):
             {"$match": {"session": {"$ne": []}}},
             {"$limit": 1},
         ]
-        async with at.call():
+        async with at.translating_errors():
             found = await at.aggregate(at.events, sealed)
         if found:
             what = session_text(session_key(**found[0]["_id"]))
@@ -165,7 +165,7 @@ class StoreSource(BaseSource):
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
         """The keys of all selected sessions."""
-        async with self.connection.call():
+        async with self.connection.translating_errors():
             async for each in self.connection.sessions.find(
                 _chosen(self.connection, selection), {"_id": 1}
             ):

@@ -10,7 +10,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from mongo_session_service.driver.translation import translation
+from mongo_session_service.driver.translation import translate_error
 
 TOPOLOGY = ", Topology Description: <TopologyDescription id: 1, servers: []>"
 TIMEOUTS = " (configured timeouts: socketTimeoutMS: 20000.0ms, connectTimeoutMS: 1.0ms)"
@@ -38,7 +38,7 @@ def test_no_server_is_found(reason: str, hint: str) -> None:
     """Each reason has its own hint: only a standalone is asked to be none."""
     text = f"{reason}{TIMEOUTS}, Timeout: 0.8s{TOPOLOGY}"
 
-    said = str(translation(ServerSelectionTimeoutError(text)))
+    said = str(translate_error(ServerSelectionTimeoutError(text)))
 
     assert said.startswith(f"MongoDB is unavailable: {reason}, Timeout: 0.8s. ")
     assert hint in said
@@ -62,7 +62,7 @@ def test_a_refused_login_is_told_from_a_missing_privilege(
     error: PyMongoError, says: str
 ) -> None:
     """Without a login, no privilege is said to lack."""
-    said = str(translation(error))
+    said = str(translate_error(error))
 
     assert says in said
     assert ("lacks" in said) is ("lacks" in says)
@@ -80,7 +80,7 @@ def test_a_refusal_names_the_command_and_no_value(command: str, says: str) -> No
     """Of the server's text nothing else is shown."""
     text = f"not authorized on db to execute command {{ {command}, x: 'hunter2' }}"
 
-    said = str(translation(OperationFailure(text, 13, {"errmsg": text})))
+    said = str(translate_error(OperationFailure(text, 13, {"errmsg": text})))
 
     assert said.startswith(f"MongoDB refused {says}: the user lacks a privilege.")
     assert "hunter2" not in said

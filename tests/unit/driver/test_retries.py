@@ -5,9 +5,9 @@ from __future__ import annotations
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
-from mongo_session_service.driver.calls import is_transient
+from mongo_session_service.driver.retries import is_transient
 from mongo_session_service.driver.tasks import backoff
-from mongo_session_service.driver.translation import translation
+from mongo_session_service.driver.translation import translate_error
 
 
 def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
@@ -17,7 +17,7 @@ def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
     )
 
     assert is_transient(error)
-    assert type(translation(error)) is StorageUnavailableError
+    assert type(translate_error(error)) is StorageUnavailableError
     other = DriverConfigurationError("Server does not support transactions")
     assert not is_transient(other)
 

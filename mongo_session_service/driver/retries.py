@@ -1,6 +1,6 @@
-"""Driver calls: their errors become this package's, and what may be repeated is.
+"""Retries: what may be repeated is, and the driver's errors become this package's.
 
-:class:`DriverCall` is put around the work of each public call, thread and task.
+:class:`ErrorTranslation` is put around the work of each public call, thread and task.
 :func:`retry` is put around what may be done twice: a pure read, or a write that has the
 same result the second time. The driver itself repeats every command once, on another
 connection, and a transaction that was turned away until its time limit. Beside that:
@@ -35,7 +35,7 @@ from mongo_session_service.driver.translation import (
     is_logged_out,
     is_starting,
     is_turned_away,
-    translation,
+    translate_error,
 )
 from mongo_session_service.errors import (
     ConfigurationError,
@@ -59,8 +59,8 @@ _FIRST_PAUSE: Final = 0.02  # seconds
 _LONGEST_PAUSE: Final = 2.0  # seconds
 
 
-class DriverCall:
-    """Context of work on a client, which the driver's errors leave as this package's.
+class ErrorTranslation:
+    """Translate PyMongo errors raised in the block to this package's.
 
     If an error comes from an outdated connection, the client's connections are renewed.
     """
@@ -81,9 +81,9 @@ class DriverCall:
     ) -> None:
         # Without their original, whose text may quote a document.
         if isinstance(exc, PyMongoError):
-            raise translation(await login_checked(self._client, exc)) from None
+            raise translate_error(await renew_after_logout(self._client, exc)) from None
         if isinstance(exc, BSONError):
-            raise translation(exc) from None
+            raise translate_error(exc) from None
         if isinstance(exc, RuntimeError) and _FOREIGN.search(str(exc)):
             raise ConfigurationError(FOREIGN_LOOP) from None
 
@@ -91,7 +91,7 @@ class DriverCall:
 _FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
 
 
-async def login_checked(client: Any, error: PyMongoError) -> PyMongoError:
+async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
     """Renew outdated connections; ``LoginLostError`` if a user was dropped on one."""
     if await renew_connections(client, error) and is_logged_out(error):
         return LoginLostError(str(error))
@@ -153,7 +153,7 @@ def gave_up_error(error: Exception) -> MongoSessionServiceError:
     """The error to raise when ``RETRY_LIMIT`` has run out."""
     reason = "MongoDB does not answer."
     if isinstance(error, PyMongoError):
-        reason = str(translation(error))
+        reason = str(translate_error(error))
     return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
 
 
