@@ -177,11 +177,11 @@ class _SessionLog:
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
-        at = await self._connection.retry(oplog.latest_time, self._connection)
+        as_of = await self._connection.retry(oplog.latest_time, self._connection)
         wanted = LogRange(before=revision + 1, newest_first=True, page_events=_PAGE)
         is_first = True
         with suppress(SessionNotFoundError):
-            async for page in read_log(self._connection, self.key, wanted, at=at):
+            async for page in read_log(self._connection, self.key, wanted, as_of=as_of):
                 if is_first and not (page and page[0]["event"].get("id") == event.id):
                     return
                 is_first = False

@@ -42,8 +42,8 @@ _DETAILS: Final = (
 
 async def apps(service: MongoSessionService, user_id: str | None) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
-    async with connection_of(service) as at:
-        return await search.count_by_app(at, user_id)
+    async with connection_of(service) as connection:
+        return await search.count_by_app(connection, user_id)
 
 
 async def sessions(
@@ -52,10 +52,12 @@ async def sessions(
     """Find sessions as ``find_sessions`` does, without their state."""
     looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
     token, left = None, limit
-    async with connection_of(service) as at:
+    async with connection_of(service) as connection:
         while left is None or left > 0:
             size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
-            page = await search.load_page(at, looked_for, token, size, with_state=False)
+            page = await search.load_page(
+                connection, looked_for, token, size, with_state=False
+            )
             for each in page.sessions:
                 yield each
             if (token := page.next_page_token) is None:
@@ -65,10 +67,10 @@ async def sessions(
 
 async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     """Read a session without its state and events."""
-    async with connection_of(service) as at:
-        wanted = {"_id": key.id, **queries.visible(at.clock.now())}
-        found = await at.sessions.find_one(wanted, dict.fromkeys(_DETAILS, 1))
-        hooks = at.hooks
+    async with connection_of(service) as connection:
+        wanted = {"_id": key.id, **queries.visible(connection.clock.now())}
+        found = await connection.sessions.find_one(wanted, dict.fromkeys(_DETAILS, 1))
+        hooks = connection.hooks
     if found is None:
         raise session_not_found_error(key.session_id)
     return documents.summary(found, hooks)
@@ -77,10 +79,10 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
 async def session(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     """Read a session with its state, and without its events."""
     own = Query("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
-    async with connection_of(service) as at:
+    async with connection_of(service) as connection:
         shared = queries.shared_state_queries(key.app_name, key.user_id)
-        found = await load_documents(at, own, *shared)
-        now, hooks = at.clock.now(), at.hooks
+        found = await load_documents(connection, own, *shared)
+        now, hooks = connection.clock.now(), connection.hooks
     stored = next((each for each in found if each["_id"] == key.id), {})
     for decoded in documents.decode_sessions(found, now, hooks):
         return documents.summary(stored, hooks, decoded.state)
@@ -105,18 +107,18 @@ async def log(
     """Read a session's log from a revision to that of its summary, in flat memory."""
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1)
-    async with connection_of(service) as at:
-        async for page in read_log(at, key, wanted, created=of.create_time):
+    async with connection_of(service) as connection:
+        async for page in read_log(connection, key, wanted, created=of.create_time):
             for each in page:
-                yield _stored_event(each, at)
+                yield _stored_event(each, connection)
 
 
-def _stored_event(stored: Document, at: Connection) -> LoggedEvent:
+def _stored_event(stored: Document, connection: Connection) -> LoggedEvent:
     clear = stored["event"] if isinstance(stored.get("event"), dict) else {}
     timestamp = clear.get("timestamp")
     event = None
     with suppress(StorageError):  # sealed, or of another release of ADK
-        event = documents.decode_event(stored, at.hooks)
+        event = documents.decode_event(stored, connection.hooks)
     return LoggedEvent(
         revision=stored["_id"]["revision"],
         event=event,
@@ -133,8 +135,8 @@ async def fork(
     revision: int | None,
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
-    async with connection_of(service, sets_up=True) as at:
-        await copy_session(at, source, target, revision)
+    async with connection_of(service, sets_up=True) as connection:
+        await copy_session(connection, source, target, revision)
 
 
 async def redactable(
@@ -146,9 +148,9 @@ async def redactable(
     forks: bool,
 ) -> Redactable:
     """Find what redacting some events, or an invocation, would replace."""
-    async with connection_of(service) as at:
-        part = await redaction.find_part(at, key, wanted)
-        return await redaction.preview(at, part, replacement, forks=forks)
+    async with connection_of(service) as connection:
+        part = await redaction.find_part(connection, key, wanted)
+        return await redaction.preview(connection, part, replacement, forks=forks)
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
@@ -171,22 +173,24 @@ async def erasable(
     is_app = user_id is None
     letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
     logs = queries.count_pipeline(queries.all_sessions(app_name, user_id))
-    async with connection_of(service) as at:
-        found = (await at.aggregate(at.sessions, logs) or [{}])[0]
+    async with connection_of(service) as connection:
+        found = (await connection.aggregate(connection.sessions, logs) or [{}])[0]
         states = queries.all_user_states(app_name, user_id)
         counts = Erased(
             sessions=found.get("sessions", 0),
             events=found.get("events", 0),
-            user_states=await at.user_states.count_documents(states),
+            user_states=await connection.user_states.count_documents(states),
             app_states=0,
-            dead_letters=await at.dead_letters.count_documents(letters),
+            dead_letters=await connection.dead_letters.count_documents(letters),
             checkpoints=0,
         )
         if is_app:
-            app_states = await at.app_states.count_documents({"_id": app_name})
-            readers = await at.checkpoints.count_documents({"app_name": app_name})
+            app_states = await connection.app_states.count_documents({"_id": app_name})
+            readers = await connection.checkpoints.count_documents(
+                {"app_name": app_name}
+            )
             counts = replace(counts, app_states=app_states, checkpoints=readers)
-        if counts == NOTHING and await recorded_version(at) is None:
+        if counts == NOTHING and await recorded_version(connection) is None:
             return None
     return counts
 
@@ -195,9 +199,9 @@ async def _erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
-    async with connection_of(service) as at:
-        deletable = deletion.deletable(at)
-        found = await at.sessions.find_one(
+    async with connection_of(service) as connection:
+        deletable = deletion.deletable(connection)
+        found = await connection.sessions.find_one(
             {"_id": key.id, **deletable}, deletion.LENGTH
         )
     if found is None:
@@ -238,14 +242,18 @@ class SchemaContents:
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     """Read which collections and indexes exist, and the schema version."""
-    async with connection_of(service) as at:
-        there = await at.database.list_collection_names()
-        missing = await missing_indexes(at)
-        optional = [each for each in OPTIONAL.values() if await has_index(at, each)]
-        version = await recorded_version(at)
+    async with connection_of(service) as connection:
+        there = await connection.database.list_collection_names()
+        missing = await missing_indexes(connection)
+        optional = [
+            each for each in OPTIONAL.values() if await has_index(connection, each)
+        ]
+        version = await recorded_version(connection)
     lacking, added = (
-        frozenset(f"{at.prefix}{each.collection}.{each.name}" for each in indexes)
+        frozenset(
+            f"{connection.prefix}{each.collection}.{each.name}" for each in indexes
+        )
         for indexes in (missing, optional)
     )
-    ours = {each for each in there if each.startswith(at.prefix)}
+    ours = {each for each in there if each.startswith(connection.prefix)}
     return SchemaContents(frozenset(ours), lacking, added, version)

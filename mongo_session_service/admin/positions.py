@@ -23,9 +23,9 @@ async def start_position(
     service: MongoSessionService, to: Literal["now", "beginning"] | float
 ) -> Position:
     """Make the position before all, before what is new, or before a time's changes."""
-    async with connection_of(service) as at:
-        now = await oplog.latest_time(at)
-        window = await oplog.oplog_window_if_known(at)
+    async with connection_of(service) as connection:
+        now = await oplog.latest_time(connection)
+        window = await oplog.oplog_window_if_known(connection)
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":
@@ -36,14 +36,14 @@ async def start_position(
             " Choose a later one, or the beginning of the log."
         )
     start = Timestamp(int(to), 1)
-    return Position(start=start, at=start)
+    return Position(start=start, reached=start)
 
 
 async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     """Count the events that a consumer gets which reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
-    async with connection_of(service) as at:
-        count: int = await at.events.count_documents(wanted)
+    async with connection_of(service) as connection:
+        count: int = await connection.events.count_documents(wanted)
     return count
 
 
@@ -68,11 +68,11 @@ async def _claimed(
 ) -> AsyncIterator[Checkpoint]:
     """Hold a consumer's name, so that nobody reads under it meanwhile."""
     who = f"Consumer {quoted(name)}"
-    async with connection_of(service) as at:
-        stored = await at.checkpoints.find_one({"_id": name})
+    async with connection_of(service) as connection:
+        stored = await connection.checkpoints.find_one({"_id": name})
         if stored is None:
             raise MongoSessionServiceError(f"{who} does not exist.")
-        checkpoint = Checkpoint(at, name, stored["app_name"])
+        checkpoint = Checkpoint(connection, name, stored["app_name"])
         if not await checkpoint.claim():
             raise MongoSessionServiceError(f"{who} runs: stop its program first.")
         try:

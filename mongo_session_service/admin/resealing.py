@@ -106,16 +106,18 @@ async def reseal(
     if app_name is not None:
         validation.check_id("app_name", app_name)
     counts: Counter[str] = Counter()
-    async with connection_of(service) as at:
-        if not at.hooks.has_both:
+    async with connection_of(service) as connection:
+        if not connection.hooks.has_both:
             message = "reseal needs a service with before_store and after_load."
             raise ConfigurationError(message)
-        if not at.has_transactions:
+        if not connection.has_transactions:
             message = "reseal needs transactions: an append meanwhile could be lost."
             raise ConfigurationError(message)
-        resealer = Resealer(at.hooks, is_current)
+        resealer = Resealer(connection.hooks, is_current)
         for name in _TOGETHER:
-            resealing = _Resealing(at, resealer, name, app_name, is_dry_run=dry_run)
+            resealing = _Resealing(
+                connection, resealer, name, app_name, is_dry_run=dry_run
+            )
             async for ids in resealing.rewritten_ids():
                 counts.update(_counted_as(name, each) for each in ids)
                 if progress is not None:
@@ -142,7 +144,7 @@ class _Outdated(NamedTuple):
 class _Resealing:
     """The re-sealing of one collection."""
 
-    at: Connection
+    connection: Connection
     resealer: Resealer
     name: str
     app_name: str | None
@@ -164,13 +166,13 @@ class _Resealing:
     async def _read_page(self, after: Any) -> list[RawBSONDocument]:
         page: list[RawBSONDocument] = []
         size = 0
-        wanted = self.at.routed(self._filter_after(after))
-        async with self.at.reading() as session:
+        wanted = self.connection.routed(self._filter_after(after))
+        async with self.connection.reading() as session:
             cursor = self._collection(replies.RAW).find(wanted, session=session)
             async for each in cursor.sort("_id", 1).limit(_PAGE):
                 page.append(each)
                 size += len(each.raw)
-                if size >= self.at.limits.reseal_bytes:
+                if size >= self.connection.limits.reseal_bytes:
                     break
             await cursor.close()
         return page
@@ -187,7 +189,7 @@ class _Resealing:
         return queries.of_app(app_name, after)
 
     def _collection(self, codec_options: Any = None) -> Any:
-        return getattr(self.at, self.name).with_options(codec_options)
+        return getattr(self.connection, self.name).with_options(codec_options)
 
     def _find_outdated(self, page: list[RawBSONDocument]) -> Iterator[_Outdated | None]:
         """Judge each document; None for one that is current, or of another tool."""
@@ -226,13 +228,13 @@ class _Resealing:
         size = _TOGETHER[self.name]
         for first in range(0, len(outdated), size):
             write = partial(self._write_unchanged, outdated[first : first + size])
-            done += await uninterrupted(run_transaction(self.at, write))
+            done += await uninterrupted(run_transaction(self.connection, write))
         return done
 
     async def _write_unchanged(
         self, outdated: list[_Outdated], txn: Txn
     ) -> list[_Outdated]:
-        ids = self.at.routed({"_id": {"$in": [each.id for each in outdated]}})
+        ids = self.connection.routed({"_id": {"$in": [each.id for each in outdated]}})
         found = self._collection(replies.RAW).find(ids, session=txn)
         stored = {each.raw for each in await found.to_list(None)}
         unchanged = [each for each in outdated if each.raw in stored]
@@ -249,7 +251,7 @@ class _Resealing:
                 for each in unchanged
             ]
             command = {"update": collection.name, "updates": updates}
-            await run_write(self.at, command, txn)
+            await run_write(self.connection, command, txn)
         return unchanged
 
 

@@ -36,17 +36,19 @@ async def fill_waiting(
         check_callable("progress", progress)
     changed = seen = 0
     last = None
-    async with connection_of(service, sets_up=True) as at:
+    async with connection_of(service, sets_up=True) as connection:
         while True:
-            wanted = at.routed(queries.of_app(None, last))
-            page = at.sessions.find(wanted, {"_id": 1}).sort("_id", 1).limit(_PAGE)
+            wanted = connection.routed(queries.of_app(None, last))
+            page = (
+                connection.sessions.find(wanted, {"_id": 1}).sort("_id", 1).limit(_PAGE)
+            )
             ids = [each["_id"] for each in await page.to_list(None)]
             if not ids:
                 break
-            for key in await sessions_that_asked(at, ids[0], ids[-1]):
-                changed += await at.retry(refresh_waiting, at, key)
+            for key in await sessions_that_asked(connection, ids[0], ids[-1]):
+                changed += await connection.retry(refresh_waiting, connection, key)
             last, seen = ids[-1], seen + len(ids)
             if progress is not None:
                 progress(seen)
-        await record_waiting(at)
+        await record_waiting(connection)
     return changed

@@ -43,7 +43,7 @@ class Segment(NamedTuple):
 
     until: Document | None
     """The ``_id`` of its last event; None if it extends to the end of the log."""
-    at: Timestamp
+    as_of: Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Position:
 
     The token of a change holds its ``_id`` in clear, and no IDs are stored here.
     """
-    at: Timestamp
+    reached: Timestamp
     """When the latest delivered change was committed."""
     is_replaying: bool = False
     replayed: Document | None = None
@@ -74,7 +74,7 @@ class Position:
     def at_end(cls, now: Timestamp) -> Position:
         """Before everything that happens from now on."""
         # A stream begins with what was committed at its start.
-        return cls(start=Timestamp(now.time, now.inc + 1), at=now)
+        return cls(start=Timestamp(now.time, now.inc + 1), reached=now)
 
     @classmethod
     def at_beginning(cls, now: Timestamp) -> Position:
@@ -84,7 +84,7 @@ class Position:
     @property
     def reading_at(self) -> Timestamp:
         """The time at which a replay reads the log."""
-        return self.segments[-1].at
+        return self.segments[-1].as_of
 
     def after_replayed(self, id_: Document) -> Position:
         """After one more event of a replay."""
@@ -107,25 +107,31 @@ class Position:
         """After the replay, before the changes since it started."""
         return replace(self, is_replaying=False, replayed=None)
 
-    def after_change(self, mark: str, at: Timestamp) -> Position:
+    def after_change(self, mark: str, cluster_time: Timestamp) -> Position:
         """After one more change of the stream."""
-        is_past = not self.segments or at > self.segments[-1].at
+        is_past = not self.segments or cluster_time > self.segments[-1].as_of
         segments = () if is_past else self.segments
-        return replace(self, start=at, at=at, segments=segments, passed=mark)
+        return replace(
+            self,
+            start=cluster_time,
+            reached=cluster_time,
+            segments=segments,
+            passed=mark,
+        )
 
     def after_silence(self, token: Document) -> Position:
         """After what the stream has skipped."""
         return replace(self, start=token, passed=None)
 
-    def as_of(self, now: Timestamp) -> Position:
+    def advanced_to(self, now: Timestamp) -> Position:
         """This position, known to be current a moment ago."""
-        return replace(self, at=max(self.at, now))
+        return replace(self, reached=max(self.reached, now))
 
-    def has_replayed(self, id_: Document, at: Timestamp) -> bool:
+    def has_replayed(self, id_: Document, cluster_time: Timestamp) -> bool:
         """Whether a replay has read an event that was appended at a time."""
         for segment in self.segments:
             if segment.until is None or _order(id_) <= _order(segment.until):
-                return at <= segment.at
+                return cluster_time <= segment.as_of
         return False
 
 
@@ -147,10 +153,10 @@ def encode_position(position: Position) -> Document:
         "start_at": start if is_time else None,
         "token": None if is_time else start,
         "passed": position.passed,
-        "at": position.at,
+        "at": position.reached,
         "is_replaying": position.is_replaying,
         "replayed": position.replayed,
-        "segments": [segment._asdict() for segment in position.segments],
+        "segments": [{"until": it.until, "at": it.as_of} for it in position.segments],
     }
 
 
@@ -158,10 +164,12 @@ def decode_position(document: Document) -> Position:
     """The inverse of :func:`encode_position`."""
     return Position(
         start=document["start_at"] or document["token"],
-        at=document["at"],
+        reached=document["at"],
         is_replaying=document["is_replaying"],
         replayed=document["replayed"],
-        segments=tuple(Segment(**each) for each in document["segments"]),
+        segments=tuple(
+            Segment(each["until"], each["at"]) for each in document["segments"]
+        ),
         passed=document["passed"],
     )
 
@@ -195,8 +203,8 @@ class Checkpoint:
 
     async def claim(self) -> bool:
         """Acquire the lease if it is free, and enter its epoch into the checkpoint."""
-        at = self.connection
-        stored = await store_checkpoint(at, self._name, self._app_name)
+        connection = self.connection
+        stored = await store_checkpoint(connection, self._name, self._app_name)
         if (begun := stored["app_name"]) != self._app_name:
             read = "all apps" if begun is None else f"app {quoted(begun)}"
             raise ConfigurationError(
@@ -205,13 +213,15 @@ class Checkpoint:
             )
         # The lease may be new, or may have been dropped.
         floor = {"$max": {"epoch": stored["epoch"]}}
-        await at.leases.update_one({"_id": self._name}, floor, upsert=True)
+        await connection.leases.update_one({"_id": self._name}, floor, upsert=True)
         self.lease.client_sessions = await self._client_sessions.ids()
         self._replaces_dead |= await self.lease.end_dead_holder()
         if await self.lease.acquire() is None:
             return False
         epoch = self.lease.epoch
-        entered = await at.with_default_codec(at.checkpoints).find_one_and_update(
+        entered = await connection.with_default_codec(
+            connection.checkpoints
+        ).find_one_and_update(
             {"_id": self._name, "epoch": {"$lt": epoch}},
             {"$set": {"epoch": epoch, "owner": self.lease.token, "serial": 0}},
             return_document=True,
@@ -237,10 +247,12 @@ class Checkpoint:
 
     async def delete_name(self) -> None:
         """Remove it with its dead letters and its lease."""
-        at, name = self.connection, self._name
-        await at.dead_letters.delete_many({"_id.consumer": name})
-        await at.checkpoints.delete_one(self._own_filter)
-        await at.leases.delete_one({"_id": name, "holder.token": self.lease.token})
+        connection, name = self.connection, self._name
+        await connection.dead_letters.delete_many({"_id.consumer": name})
+        await connection.checkpoints.delete_one(self._own_filter)
+        await connection.leases.delete_one(
+            {"_id": name, "holder.token": self.lease.token}
+        )
 
     def check_lease(self) -> None:
         """Refuse to go on if the lease is known to be lost, or was released."""

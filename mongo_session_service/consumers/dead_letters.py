@@ -88,7 +88,7 @@ def _error_text(error: Exception) -> str:
 
 
 async def store_dead_letter(
-    at: Connection, letter: DeadLetter, txn: Txn = None
+    connection: Connection, letter: DeadLetter, txn: Txn = None
 ) -> None:
     """Store a dead letter; it replaces an earlier one of the same change."""
     # An error's text may quote content that the application's hook encrypts.
@@ -96,11 +96,11 @@ async def store_dead_letter(
     fits = size_of(letter.record) <= _LARGEST
     document = {
         "item": _encode(letter.record) if fits else None,
-        "error": letter.error if at.hooks.before_store is None else error_type,
+        "error": letter.error if connection.hooks.before_store is None else error_type,
         "attempts": letter.attempts,
         "time": letter.time,
     }
-    await at.dead_letters.replace_one(
+    await connection.dead_letters.replace_one(
         {"_id": letter.id}, document, upsert=True, session=txn
     )
 
@@ -110,10 +110,10 @@ class AlreadyHandledError(Exception):
 
 
 async def _remove_letter(
-    at: Connection, letter: DeadLetter, txn: Txn, _: object = None
+    connection: Connection, letter: DeadLetter, txn: Txn, _: object = None
 ) -> None:
     """Remove a letter, after its change was handled."""
-    removed = await at.dead_letters.delete_one({"_id": letter.id}, session=txn)
+    removed = await connection.dead_letters.delete_one({"_id": letter.id}, session=txn)
     if txn is not None and not removed.deleted_count:
         raise AlreadyHandledError
 
@@ -138,16 +138,20 @@ async def load_dead_letters(
 
 
 async def replay_dead_letters(
-    at: Connection, consumer: str, handler: handlers.Handler, *, transactional: bool
+    connection: Connection,
+    consumer: str,
+    handler: handlers.Handler,
+    *,
+    transactional: bool,
 ) -> int:
     """Call a handler once on each dead letter; how many it handled and removed."""
     handled = 0
-    async for letter in load_dead_letters(at, consumer):
-        work = handlers.handling_work(handler, letter.record, at)
-        remove = partial(_remove_letter, at, letter)
+    async for letter in load_dead_letters(connection, consumer):
+        work = handlers.handling_work(handler, letter.record, connection)
+        remove = partial(_remove_letter, connection, letter)
         try:
             if transactional:
-                await handlers.in_transaction(at, work, remove)
+                await handlers.in_transaction(connection, work, remove)
             else:
                 await work(None)
                 await uninterrupted(retry_soon(remove, None))
@@ -161,7 +165,7 @@ async def replay_dead_letters(
                 attempts=letter.attempts + 1,
                 time=platform_time.get_time(),
             )
-            await uninterrupted(retry_soon(store_dead_letter, at, again))
+            await uninterrupted(retry_soon(store_dead_letter, connection, again))
     return handled
 
 

@@ -46,7 +46,7 @@ class Fetcher:
         self,
         connection: Connection,
         app_name: str | None,
-        at: Position,
+        position: Position,
         *,
         updates: bool,
     ) -> None:
@@ -55,13 +55,13 @@ class Fetcher:
         self._page_size = connection.limits.replay_page_events
         self.scope = Scope(app_name)
         """The changes that its router gives it."""
-        self.position = at
+        self.position = position
         """After everything delivered, and what was skipped since."""
         self._page: deque[Document] = deque()
         self._failure: Exception | None = None
         """The error that the next read raises, after the deliveries before it."""
         self._stream: Stream | None = None
-        self._passed = at.passed
+        self._passed = position.passed
         """The mark up to which changes were delivered before, and are skipped."""
         self._latest_token: Document | None = None
         """The resume token of the latest change, which is never saved."""
@@ -92,9 +92,9 @@ class Fetcher:
             await pace.keep()
         return found
 
-    def has_passed(self, at: Timestamp | None) -> TypeGuard[Timestamp]:
+    def has_passed(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
         """Whether everything that was committed until then has been fetched."""
-        return at is not None and at <= self._read_until
+        return cluster_time is not None and cluster_time <= self._read_until
 
     @property
     def _has_more(self) -> bool:
@@ -123,16 +123,17 @@ class Fetcher:
 
     def _delivery_of(self, change: Document, names: Names) -> Delivery | None:
         """The delivery that a change event results in, if any."""
-        at, mark = decoder.cluster_time(change), decoder.mark_of(change)
-        self._read_until = Timestamp(at.time, at.inc - 1)  # others may have its time
+        cluster_time, mark = decoder.cluster_time(change), decoder.mark_of(change)
+        # Others may have its time.
+        self._read_until = Timestamp(cluster_time.time, cluster_time.inc - 1)
         self._latest_token = change["_id"]
         item = decoder.decode_change(change, names, self._connection.hooks)
-        is_known, before = self._was_delivered(mark, at), self.position
+        is_known, before = self._was_delivered(mark, cluster_time), self.position
         if not is_known:
-            self.position = before.after_change(mark, at)
+            self.position = before.after_change(mark, cluster_time)
             is_appended = isinstance(item, ChangeRecord) and item.kind == "appended"
             id_ = change["documentKey"]["_id"] if is_appended else None
-            if id_ and before.has_replayed(id_, at):
+            if id_ and before.has_replayed(id_, cluster_time):
                 return None
         if item is None:
             return None
@@ -141,9 +142,9 @@ class Fetcher:
                 return Delivery(record, self.position)
         return None
 
-    def _was_delivered(self, mark: str, at: Timestamp) -> bool:
+    def _was_delivered(self, mark: str, cluster_time: Timestamp) -> bool:
         """Whether a change of the position's own time was delivered before."""
-        if self._passed is None or at != self.position.start:
+        if self._passed is None or cluster_time != self.position.start:
             self._passed = None
             return False
         if mark == self._passed:
@@ -172,10 +173,10 @@ class Fetcher:
 
     async def _load_trimmed(self, document: Document) -> ChangeRecord | None:
         """Load the state that begins a log that was trimmed."""
-        at, id_ = self._connection, document["_id"]
+        connection, id_ = self._connection, document["_id"]
         wanted = queries.shared_state_queries(id_["app_name"], id_["user_id"])
-        shared = await at.retry(load_documents, at, *wanted)
-        return decoder.decode_trimmed(document, shared, at.hooks)
+        shared = await connection.retry(load_documents, connection, *wanted)
+        return decoder.decode_trimmed(document, shared, connection.hooks)
 
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""
@@ -197,7 +198,7 @@ class Fetcher:
     async def _read_page(
         self, wanted: Callable[[Document | None], Document]
     ) -> list[Document]:
-        at, position = self._connection, self.position
+        connection, position = self._connection, self.position
         events = wanted(position.replayed)
         last = position.replayed
         if last is not None:
@@ -205,13 +206,15 @@ class Fetcher:
             events = {"$or": [{"_id": {**last, "revision": 0}}, events]}
         try:
             page = await read_page(
-                at, events, size=self._page_size, at=position.reading_at
+                connection, events, size=self._page_size, as_of=position.reading_at
             )
             return [each for each in page.events if not _was_replayed(each, last)]
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
                 # Too long ago, or before the collection was recreated: read later.
-                self.position = position.reading_later(await oplog.latest_time(at))
+                self.position = position.reading_later(
+                    await oplog.latest_time(connection)
+                )
             raise
 
     async def close_change_stream(self) -> None:

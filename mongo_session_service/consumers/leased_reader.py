@@ -51,9 +51,9 @@ async def begin_now(connection: Connection, settings: ConsumerSettings) -> None:
     oplog.check_watchable(connection)
     log = await log_id(connection)
     now = await connection.retry(oplog.latest_time, connection)
-    at = Position.at_end(now)
+    end = Position.at_end(now)
     name, app_name = settings.name, settings.app_name
-    await connection.retry(store_checkpoint, connection, name, app_name, log, at)
+    await connection.retry(store_checkpoint, connection, name, app_name, log, end)
 
 
 class LeasedReader:
@@ -182,7 +182,7 @@ class LeasedReader:
                 return delivery
             if self._lost is None and self._fetcher.has_passed(self.until):
                 # If nothing was delivered either, the next run starts from here.
-                await self.save(self._fetcher.position.as_of(self.until))
+                await self.save(self._fetcher.position.advanced_to(self.until))
                 break
             step = partial(self._fetch, self._fetcher)
             self._ready.extend(await self._reading.await_result(step) or ())
@@ -235,7 +235,7 @@ class LeasedReader:
             await self.save(position)
         elif time.monotonic() - self.saved_at > idle_seconds:
             now = await self.connection.retry(oplog.latest_time, self.connection)
-            await self.save(position.as_of(now))
+            await self.save(position.advanced_to(now))
 
     def note_handled(self, position: Position) -> None:
         """Remember a position that :meth:`save_handled` saves."""

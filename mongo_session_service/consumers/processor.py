@@ -102,7 +102,7 @@ class Processor:
         of them may be the cause.
         """
         members: list[Delivery] = []
-        at, limits = reader.connection, reader.connection.limits
+        connection, limits = reader.connection, reader.connection.limits
 
         async def handle_members(txn: Txn) -> Position:
             if members:
@@ -111,7 +111,9 @@ class Processor:
             following: Delivery | None = first
             while following is not None:
                 members.append(following)
-                work = handlers.handling_work(self.handler, following.record, at)
+                work = handlers.handling_work(
+                    self.handler, following.record, connection
+                )
                 await work(txn)
                 size += dead_letters.size_of(following.record)
                 is_full = size >= limits.group_bytes or time.monotonic() >= end

@@ -181,16 +181,16 @@ class Lease:
 
     async def end_dead_holder(self) -> bool:
         """Kill the client sessions of a holder that no longer renews; False if none."""
-        at, path = self.connection, self.path
-        if not at.has_transactions:
+        connection, path = self.connection, self.path
+        if not connection.has_transactions:
             return False
         others = {f"{path}holder.token": {"$nin": [None, self.token]}}
         dead = {
             "_id": self.id,
             **others,
-            "$expr": renewed_at_condition(at, "$lt", path),
+            "$expr": renewed_at_condition(connection, "$lt", path),
         }
-        collection = at.with_default_codec(at.database[self.collection])
+        collection = connection.with_default_codec(connection.database[self.collection])
         found = await retry_soon(collection.find_one, dead, {f"{path}holder": 1})
         if found is None:
             return False
@@ -201,15 +201,15 @@ class Lease:
             if each not in self.client_sessions
         ]
         if left:
-            await kill_client_sessions(at.client, left)
+            await kill_client_sessions(connection.client, left)
         return True
 
     async def _update_lease(
         self, where: Document, change: Document, **options: Any
     ) -> Document | None:
         """Update the lease and return it; None if its document does not match."""
-        at = self.connection
-        collection = at.with_default_codec(at.database[self.collection])
+        connection = self.connection
+        collection = connection.with_default_codec(connection.database[self.collection])
         field = self.path.rstrip(".")
 
         async def write(session: Any = None) -> Document | None:
@@ -224,8 +224,8 @@ class Lease:
             )
             return found
 
-        if at.has_transactions:
-            found = await at.write_in_client_session(write)
+        if connection.has_transactions:
+            found = await connection.write_in_client_session(write)
         else:
             found = await write()
         return found[field] if found and field else found

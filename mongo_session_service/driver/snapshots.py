@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
 
     encoded: list[Encoded]
     """Each of them, or the reply that holds all; empty without transactions."""
-    at: Timestamp
+    as_of: Timestamp
     """The point in time; :data:`NO_TIME` without transactions."""
     is_whole: bool = True
     """Whether these are all, and not those of the first reply alone."""
@@ -113,18 +113,18 @@ async def read_snapshot(
     connection: Connection,
     *several: Query,
     anywhere: bool = False,
-    at: Timestamp | None = None,
+    as_of: Timestamp | None = None,
     not_before: Timestamp | None = None,
     whole: bool = True,
     encoded: bool = False,
 ) -> Snapshot:
     """The documents of some queries, in their order, as of one time.
 
-    That is ``at``, which may not be long past. By default it is a time that is neither
-    before the latest write of this service, nor before ``not_before``. With
-    ``anywhere``, the member that the client prefers is read in place of the primary, if
-    it catches up in time. Without ``whole``, the first reply is enough. If ``encoded``,
-    few documents are left encoded, too. Without transactions these are one query after
+    That is ``as_of``, which may not be long past. By default it is neither before the
+    latest write of this service, nor before ``not_before``. With ``anywhere``,
+    the member that the client prefers is read in place of the primary, if it catches up
+    in time. Without ``whole``, the first reply is enough. If ``encoded``, few documents
+    are left encoded, too. Without transactions these are one query after
     another.
     """
     if not connection.has_transactions:
@@ -141,7 +141,12 @@ async def read_snapshot(
                     connection, preferred, collection, pipeline
                 )
             found = await _read_primary(
-                connection, collection, pipeline, at=at, whole=whole, encoded=encoded
+                connection,
+                collection,
+                pipeline,
+                as_of=as_of,
+                whole=whole,
+                encoded=encoded,
             )
         except errors.PyMongoError as error:
             is_late = isinstance(error, errors.ExecutionTimeout)
@@ -155,7 +160,7 @@ async def read_snapshot(
                 raise
             await asyncio.sleep(pause)
         else:
-            if at is not None or _is_current(connection, found.at, not_before):
+            if as_of is not None or _is_current(connection, found.as_of, not_before):
                 return found
             # Right after an election a new primary may not know yet that the latest
             # write is committed.
@@ -172,11 +177,11 @@ def _joined_stages(connection: Connection, several: Sequence[Query]) -> list[Doc
 
 
 def _is_current(
-    connection: Connection, at: Timestamp, not_before: Timestamp | None
+    connection: Connection, as_of: Timestamp, not_before: Timestamp | None
 ) -> bool:
     primary = connection.driver.known_primary(connection.client)
-    is_late_enough = not_before is None or at >= not_before
-    return is_late_enough and connection.latest.is_included(at, primary)
+    is_late_enough = not_before is None or as_of >= not_before
+    return is_late_enough and connection.latest.is_included(as_of, primary)
 
 
 async def _read_primary(
@@ -184,13 +189,13 @@ async def _read_primary(
     collection: Any,
     pipeline: list[dict[str, Any]],
     *,
-    at: Timestamp | None,
+    as_of: Timestamp | None,
     whole: bool,
     encoded: bool,
 ) -> Snapshot:
     # By commands: cursors can neither ask for a point in time nor report it.
     size = connection.limits.reply_documents
-    concern = _SNAPSHOT.document | ({} if at is None else {"atClusterTime": at})
+    concern = _SNAPSHOT.document | ({} if as_of is None else {"atClusterTime": as_of})
     command = {
         "aggregate": collection.name,
         "pipeline": pipeline,
@@ -221,7 +226,7 @@ async def _read_primary(
                 rest = {"killCursors": collection.name, "cursors": [left]}
                 await connection.run_read_command(rest, session)
             found = Snapshot(encodings, read_at, is_whole=not left)
-        connection.note_read(found.at, session)
+        connection.note_read(found.as_of, session)
         return found
 
 

@@ -256,8 +256,8 @@ class ClientSessions:
             await each.end_session()
 
     async def _open_all(self) -> None:
-        at = self._connection
-        while at.has_transactions and len(self._opened) < self._most:
-            session = await at.start_session(causal_consistency=False)
+        connection = self._connection
+        while connection.has_transactions and len(self._opened) < self._most:
+            session = await connection.start_session(causal_consistency=False)
             self._opened.append(session)
             self._idle.append(session)

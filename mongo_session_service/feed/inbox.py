@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Notification:
     """A change, and when it was committed on the deployment's clock."""
 
-    at: Timestamp
+    cluster_time: Timestamp
     change: Change | None
     """None if changes were missed."""
     size: int = 0
@@ -177,12 +177,12 @@ class Inboxes:
 
         Content that cannot be read is left out, with a warning in the log.
         """
-        at, size = cluster_time(change), 0
+        time, size = cluster_time(change), 0
         made: dict[int, Notification] = {}  # one object for all who receive the same
         for inbox, record in self.router.route(item, transaction_of(change)):
             if id(record) not in made:
                 size = size or len(bson.encode(change))
-                made[id(record)] = Notification(at, readable_change(record), size)
+                made[id(record)] = Notification(time, readable_change(record), size)
             if made[id(record)].change is not None:
                 self._deliver(inbox, made[id(record)])
 

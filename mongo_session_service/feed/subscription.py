@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 class View:
     """A session at one point in time, and what a subscriber to it has missed."""
 
-    at: Timestamp
+    as_of: Timestamp
     marker: Marker
     missed: list[Change]
     is_complete: bool
@@ -102,10 +102,10 @@ async def load_view(
     else:
         missed = []
         if after_revision < begins:
-            missed = [await _snapshot_at_cut(connection, key, heads, found.at)]
+            missed = [await _snapshot_at_cut(connection, key, heads, found.as_of)]
             after_revision = begins
         following = queries.events_after(key, after_revision)
-        page = await event_log.read_page(connection, following, at=found.at)
+        page = await event_log.read_page(connection, following, as_of=found.as_of)
         missed += _appended_changes(key, page.events, hooks)
         is_complete = page.is_last
         if is_complete:
@@ -114,7 +114,7 @@ async def load_view(
             if "title" in session or details.labels:  # an empty title was removed
                 updated = updated_record(key, session, update_time, hooks)
                 missed.append(updated.change())
-    view = View(found.at, Marker.of(session), missed, is_complete, begins)
+    view = View(found.as_of, Marker.of(session), missed, is_complete, begins)
     if with_partials and is_complete:
         return await _with_turn(connection, key, session, view)
     return view
@@ -141,7 +141,7 @@ async def _with_turn(
     if "first_revision" in turn:
         own = queries.events_after(key, turn["first_revision"] - 1)
         wanted.append(Query("events", own, fields=("event.id",)))
-    found = await read_snapshot(connection, *wanted, at=view.at)
+    found = await read_snapshot(connection, *wanted, as_of=view.as_of)
     read = await in_slices(found.decoded())
     stored_ids = [each["event"]["id"] for each in read if "n" not in each["_id"]]
     stored = {*stored_ids}
@@ -160,10 +160,10 @@ async def _snapshot_at_cut(
     connection: Connection,
     key: SessionKey,
     heads: list[dict[str, Any]],
-    at: Timestamp,
+    as_of: Timestamp,
 ) -> Change:
     where = {"_id": key.event_id(0)}
-    page = await event_log.read_page(connection, where, at=at)
+    page = await event_log.read_page(connection, where, as_of=as_of)
     (beginning,) = page.events
     content = {"document": beginning, "shared": heads}
     return ChangeRecord("snapshot", key, content, hooks=connection.hooks).change()
@@ -279,8 +279,8 @@ class Subscription:
     async def _begin(self) -> None:
         await self._open_inbox()
         async with self._feed.opener() as backend:
-            at = backend.connection
-            self._since = await at.retry(oplog.latest_time, at)
+            connection = backend.connection
+            self._since = await connection.retry(oplog.latest_time, connection)
 
     async def _open_inbox(self) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
@@ -298,8 +298,9 @@ class Subscription:
         """The next notification that is later than the starting point."""
         inbox = self.inbox
         try:
-            while (notification := await inbox.next_notification()).at <= self._since:
-                pass
+            notification = await inbox.next_notification()
+            while notification.cluster_time <= self._since:
+                notification = await inbox.next_notification()
         except SlowSubscriberError:
             raise SlowSubscriberError(self.last_revision) from None
         return notification
@@ -342,14 +343,14 @@ class SessionSubscription(Subscription):
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
             async with self._feed.opener() as backend:
-                at, created = backend.connection, self._create_time
+                connection, created = backend.connection, self._create_time
                 pages = pages or event_log.read_log(
-                    at, self._key, wanted, created=created
+                    connection, self._key, wanted, created=created
                 )
                 page = await anext(pages, None)
             if page is None:
                 return
-            yield _appended_changes(self._key, page, at.hooks)
+            yield _appended_changes(self._key, page, connection.hooks)
 
     @property
     def is_following(self) -> bool:
@@ -409,10 +410,10 @@ class SessionSubscription(Subscription):
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox()
         async with self._feed.opener() as backend:
-            at = backend.connection
-            view = await at.retry(
+            connection = backend.connection
+            view = await connection.retry(
                 load_view,
-                at,
+                connection,
                 self._key,
                 self._revision,
                 position,
@@ -448,5 +449,5 @@ class SessionSubscription(Subscription):
             self._turn.note_over(view.past_epoch)
             self._turn.note_stored(view.stored_ids)
             self._waiting.extend(filter(self._turn.is_news, view.said))
-            self._since = view.at
+            self._since = view.as_of
             self._is_following = True

@@ -19,10 +19,12 @@ _AFTER_EVERY_EVENT: Final = SessionKey("\U0010ffff", "", "").event_id(0)
 """After every event, as MongoDB compares strings: by their bytes."""
 
 
-async def erase_owner(at: Connection, app_name: str, user_id: str | None) -> Erased:
+async def erase_owner(
+    connection: Connection, app_name: str, user_id: str | None
+) -> Erased:
     """Remove an app, or a user of it: sessions, states, and progress of all kinds."""
     wanted = queries.all_sessions(app_name, user_id)
-    removal = await remove_some(at, wanted)
+    removal = await remove_some(connection, wanted)
     sessions, events = removal.sessions, removal.events
     owner = {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
     of_owner = {f"_id.{name}": id_ for name, id_ in owner.items()}
@@ -32,19 +34,23 @@ async def erase_owner(at: Connection, app_name: str, user_id: str | None) -> Era
         notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
     with reporting_partial_removal():
         if not removal.is_last:
-            async for step in removals(at, wanted):
+            async for step in removals(connection, wanted):
                 sessions, events = sessions + step.sessions, events + step.events
-        events += await _remove_orphans(at, wanted)
-        users = await retry_soon(at.user_states.delete_many, at.routed(states))
-        await retry_soon(at.imports.delete_many, notes)
-        await retry_soon(at.leases.delete_many, wanted)  # whom turns keep waiting
-        letters = await at.dead_letters.delete_many(of_owner)
+        events += await _remove_orphans(connection, wanted)
+        users = await retry_soon(
+            connection.user_states.delete_many, connection.routed(states)
+        )
+        await retry_soon(connection.imports.delete_many, notes)
+        await retry_soon(
+            connection.leases.delete_many, wanted
+        )  # whom turns keep waiting
+        letters = await connection.dead_letters.delete_many(of_owner)
         apps = consumers = 0
         if user_id is None:
-            app = await retry_soon(at.app_states.delete_one, {"_id": app_name})
+            app = await retry_soon(connection.app_states.delete_one, {"_id": app_name})
             apps = app.deleted_count
-            consumers = await _remove_consumers(at, app_name)
-        positions = await _erase_from_checkpoints(at, owner)
+            consumers = await _remove_consumers(connection, app_name)
+        positions = await _erase_from_checkpoints(connection, owner)
     return Erased(
         sessions=sessions,
         events=events,
@@ -55,30 +61,32 @@ async def erase_owner(at: Connection, app_name: str, user_id: str | None) -> Era
     )
 
 
-async def _remove_consumers(at: Connection, app_name: str) -> int:
+async def _remove_consumers(connection: Connection, app_name: str) -> int:
     """Remove the consumers of an app's changes, and count them."""
-    found = at.checkpoints.find({"app_name": app_name}, {"_id": 1})
+    found = connection.checkpoints.find({"app_name": app_name}, {"_id": 1})
     names = [each["_id"] for each in await found.to_list(None)]
-    await at.dead_letters.delete_many({"_id.consumer": {"$in": names}})
-    for collection in (at.checkpoints, at.leases):
+    await connection.dead_letters.delete_many({"_id.consumer": {"$in": names}})
+    for collection in (connection.checkpoints, connection.leases):
         await collection.delete_many({"_id": {"$in": names}})
     return len(names)
 
 
-async def _erase_from_checkpoints(at: Connection, owner: Document) -> int:
+async def _erase_from_checkpoints(connection: Connection, owner: Document) -> int:
     """Remove ids of an app, or of a user, from checkpoints; count those that had some.
 
     No consumer receives anything twice, or misses anything that is not erased.
     """
     changed = 0
-    cursor = at.checkpoints.find({"position": {"$ne": None}}, {"_id": 1})
+    cursor = connection.checkpoints.find({"position": {"$ne": None}}, {"_id": 1})
     for name in [each["_id"] for each in await cursor.to_list(None)]:
-        while (checkpoint := await at.checkpoints.find_one({"_id": name})) is not None:
+        while (
+            checkpoint := await connection.checkpoints.find_one({"_id": name})
+        ) is not None:
             before = checkpoint["position"]
-            after = await _position_without(at, before, owner)
+            after = await _position_without(connection, before, owner)
             if after == before:
                 break
-            saved = await at.checkpoints.update_one(
+            saved = await connection.checkpoints.update_one(
                 {"_id": name, "position": before}, {"$set": {"position": after}}
             )
             if saved.matched_count:
@@ -88,12 +96,14 @@ async def _erase_from_checkpoints(at: Connection, owner: Document) -> int:
 
 
 async def _position_without(
-    at: Connection, position: Document, owner: Document
+    connection: Connection, position: Document, owner: Document
 ) -> Document:
     """Move a stored position behind the events of an owner."""
     ids = [position["replayed"], *(each["until"] for each in position["segments"])]
     replayed, *ends = [
-        await _id_after(at, owner) if id_ and owner.items() <= id_.items() else id_
+        await _id_after(connection, owner)
+        if id_ and owner.items() <= id_.items()
+        else id_
         for id_ in ids
     ]
     segments = [
@@ -103,35 +113,37 @@ async def _position_without(
     return position | {"replayed": replayed, "segments": segments}
 
 
-async def _id_after(at: Connection, owner: Document) -> Document:
+async def _id_after(connection: Connection, owner: Document) -> Document:
     """Find an ``_id`` right before the first event after all of an owner's."""
     # A document is greater than any text.
     upper = owner | {SessionKey._fields[len(owner)]: {}}
-    following = at.events.find({"_id": {"$gt": upper}}, {"_id": 1}).sort("_id", 1)
+    following = connection.events.find({"_id": {"$gt": upper}}, {"_id": 1}).sort(
+        "_id", 1
+    )
     for each in await following.limit(1).to_list(None):
         return {**each["_id"], "revision": each["_id"]["revision"] - 1}
     return _AFTER_EVERY_EVENT
 
 
-async def _remove_orphans(at: Connection, wanted: Document) -> int:
+async def _remove_orphans(connection: Connection, wanted: Document) -> int:
     """Remove events that have no session, as a crash may have left them; how many."""
     # The _id of an event begins with that of its session.
-    most = at.limits.removed_events
+    most = connection.limits.removed_events
     removed = 0
 
     # In one transaction, or the events may belong to a new session by then.
     async def remove_page(txn: Txn) -> tuple[list[Document], int]:
-        where = at.routed(wanted)
-        cursor = at.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
+        where = connection.routed(wanted)
+        cursor = connection.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
         found = [each["_id"] for each in await cursor.limit(most).to_list(None)]
-        orphans = await _select_orphans(at, found, txn) if found else []
+        orphans = await _select_orphans(connection, found, txn) if found else []
         if orphans:
-            which = at.routed({"_id": {"$in": orphans}})
-            await at.events.delete_many(which, session=txn)
+            which = connection.routed({"_id": {"$in": orphans}})
+            await connection.events.delete_many(which, session=txn)
         return found, len(orphans)
 
     while True:
-        found, gone = await uninterrupted(run_transaction(at, remove_page))
+        found, gone = await uninterrupted(run_transaction(connection, remove_page))
         removed += gone
         if len(found) < most:
             return removed
@@ -139,11 +151,11 @@ async def _remove_orphans(at: Connection, wanted: Document) -> int:
 
 
 async def _select_orphans(
-    at: Connection, events: list[Document], txn: Txn
+    connection: Connection, events: list[Document], txn: Txn
 ) -> list[Document]:
     keys = {SessionKey(*islice(each.values(), 3)) for each in events}
     ids = [key.id for key in keys]
-    wanted = at.routed({"_id": {"$in": ids}})
-    found = at.sessions.find(wanted, {"_id": 1}, session=txn)
+    wanted = connection.routed({"_id": {"$in": ids}})
+    found = connection.sessions.find(wanted, {"_id": 1}, session=txn)
     keys -= {SessionKey(**each["_id"]) for each in await found.to_list(None)}
     return [each for each in events if SessionKey(*islice(each.values(), 3)) in keys]

@@ -124,13 +124,17 @@ class Fork:
 
     async def reserve(self) -> None:
         """Hold the target's place, unless a session is stored there."""
-        at, id_ = self.connection, self.target.id
+        connection, id_ = self.connection, self.target.id
         for left in reversed(range(deletion.PLACE_ATTEMPTS)):
-            reservation = self.reservations.new(at, id_)
+            reservation = self.reservations.new(connection, id_)
             try:
-                await uninterrupted(retry_soon(at.sessions.insert_one, reservation))
+                await uninterrupted(
+                    retry_soon(connection.sessions.insert_one, reservation)
+                )
             except errors.DuplicateKeyError:
-                if not (await deletion.remove_expired(at, self.target) and left):
+                if not (
+                    await deletion.remove_expired(connection, self.target) and left
+                ):
                     raise session_exists_error(self.target.session_id) from None
             else:
                 return
@@ -183,8 +187,10 @@ class Fork:
         head = self.beginning.session
         known, state = history.recorded_initial_state(*self.beginning), head["state"]
         if self.revision < head["revision"]:
-            at, key, beginning = self.connection, self.source, self.beginning
-            known, state = await history.states_at(at, key, beginning, self.revision)
+            connection, key, beginning = self.connection, self.source, self.beginning
+            known, state = await history.states_at(
+                connection, key, beginning, self.revision
+            )
         now = platform_time.get_time()
         details = self._copied_details(state).with_renewed_expiry(
             self.connection.clock.now()
@@ -223,10 +229,10 @@ class Fork:
 
     async def store_session(self, document: Document, apart: list[Update]) -> None:
         """Replace the reservation with the session, if the source still exists."""
-        at, held = self.connection, self.reservation
+        connection, held = self.connection, self.reservation
         source = {
             "_id": self.source.id,
-            **queries.writable(at),
+            **queries.writable(connection),
             "create_time": self.beginning.session["create_time"],
         }
         begins = log_begins(self.beginning.session)
@@ -234,29 +240,29 @@ class Fork:
 
         async def replace_reservation(txn: Txn) -> None:
             fields = dict.fromkeys((LOG_BEGINS, REDACTIONS), 1)
-            found = await at.sessions.find_one(source, fields, session=txn)
+            found = await connection.sessions.find_one(source, fields, session=txn)
             if not found:
                 raise session_not_found_error(self.source.session_id)
             if log_begins(found) != begins:
                 raise StorageUnavailableError(_CHANGED.format("trimmed"))
             if found.get(REDACTIONS) != redactions:
                 raise StorageUnavailableError(_CHANGED.format("redacted"))
-            if not await at.sessions.find_one(held, {"_id": 1}, session=txn):
+            if not await connection.sessions.find_one(held, {"_id": 1}, session=txn):
                 raise StorageUnavailableError(_LOST)
             for update in apart:
-                await at.events.update_one(*update, upsert=True, session=txn)
+                await connection.events.update_one(*update, upsert=True, session=txn)
             if txn:
-                await deletion.remove_silently(at, self.target.id, txn)
-                await at.sessions.insert_one(document, session=txn)
+                await deletion.remove_silently(connection, self.target.id, txn)
+                await connection.sessions.insert_one(document, session=txn)
             else:
-                await at.sessions.replace_one(held, document)
+                await connection.sessions.replace_one(held, document)
 
-        await run_transaction(at, replace_reservation)
+        await run_transaction(connection, replace_reservation)
 
     async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""
-        at, bury = self.connection, deletion.MAKE_TOMBSTONE
+        connection, bury = self.connection, deletion.MAKE_TOMBSTONE
         with suppress(errors.PyMongoError):
             # A tombstone even if the reservation was lost: events were copied since.
-            await at.sessions.update_one(self.reservation, bury, upsert=True)
-            await deletion.remove_tombstone(at, self.target)
+            await connection.sessions.update_one(self.reservation, bury, upsert=True)
+            await deletion.remove_tombstone(connection, self.target)

@@ -226,88 +226,98 @@ async def _redact_log(
 
 
 async def _redact_step(
-    at: Connection,
+    connection: Connection,
     part: LoggedPart,
     revisions: Sequence[int],
     replacement: str,
     txn: Txn,
 ) -> int:
-    session = await _find_session(at, part, txn)
+    session = await _find_session(connection, part, txn)
     new: dict[int, Document] = {}
     deltas: list[Document] = []
-    for stored, event in await _find_events(at, part.key, revisions, txn):
+    for stored, event in await _find_events(connection, part.key, revisions, txn):
         revision = stored["_id"]["revision"]
         if not is_redacted(event) and revision > log_begins(session):
             deltas.append(history.delta_of(stored))
             redacted = redacted_event(event, replacement)
-            append = documents.encode_append(part.key, redacted, at.hooks)
+            append = documents.encode_append(part.key, redacted, connection.hooks)
             new[revision] = documents.event_document(append, revision)
     if not new:
         return 0
-    await _replace_events(at, list(new.values()), txn)
-    said = at.routed(queries.partials_of_session(part.key))
+    await _replace_events(connection, list(new.values()), txn)
+    said = connection.routed(queries.partials_of_session(part.key))
     ids = [each["event"]["id"] for each in new.values()]
-    await at.partials.delete_many({**said, "event.id": {"$in": ids}}, session=txn)
-    await _redact_letters(at, part.key, new, txn)
-    await _redact_initial_state(at, session, deltas, replacement, txn)
-    waiting = decode_waiting(session, at.hooks)
+    await connection.partials.delete_many(
+        {**said, "event.id": {"$in": ids}}, session=txn
+    )
+    await _redact_letters(connection, part.key, new, txn)
+    await _redact_initial_state(connection, session, deltas, replacement, txn)
+    waiting = decode_waiting(session, connection.hooks)
     left = tuple(each for each in waiting.named if each.revision not in new)
-    told = encode_waiting(WaitingCalls(left, waiting.more), part.key, at.hooks)
+    told = encode_waiting(WaitingCalls(left, waiting.more), part.key, connection.hooks)
     is_changed = len(left) < len(waiting.named)
     change = fields_update(told if is_changed else {}) | {"$inc": {REDACTIONS: 1}}
-    await at.sessions.update_one({"_id": part.key.id}, change, session=txn)
+    await connection.sessions.update_one({"_id": part.key.id}, change, session=txn)
     if txn and is_changed:
-        await announce_details(at, session | told, txn)
+        await announce_details(connection, session | told, txn)
     return len(new)
 
 
-async def _replace_events(at: Connection, new: list[Document], txn: Txn) -> None:
+async def _replace_events(
+    connection: Connection, new: list[Document], txn: Txn
+) -> None:
     """Replace documents, by which the change feed tells it from all other writes."""
     if txn is None:
         for each in new:
-            await at.events.replace_one({"_id": each["_id"]}, each)
+            await connection.events.replace_one({"_id": each["_id"]}, each)
         return
     updates = [{"q": {"_id": each["_id"]}, "u": each} for each in new]
-    await run_write(at, {"update": at.events.name, "updates": updates}, txn)
+    await run_write(
+        connection, {"update": connection.events.name, "updates": updates}, txn
+    )
 
 
-async def _find_session(at: Connection, part: LoggedPart, txn: Txn) -> Document:
+async def _find_session(connection: Connection, part: LoggedPart, txn: Txn) -> Document:
     wanted = {
-        **queries.visible(at.clock.now()),
+        **queries.visible(connection.clock.now()),
         "_id": part.key.id,
         "create_time": part.created,
     }
-    found: Document | None = await at.sessions.find_one(wanted, session=txn)
+    found: Document | None = await connection.sessions.find_one(wanted, session=txn)
     if found is None:
         raise session_not_found_error(part.key.session_id)
     return found
 
 
 async def _find_events(
-    at: Connection, key: SessionKey, revisions: Sequence[int], txn: Txn
+    connection: Connection, key: SessionKey, revisions: Sequence[int], txn: Txn
 ) -> list[tuple[Document, Event]]:
     ids = [key.event_id(each) for each in revisions]
-    wanted = at.routed({"_id": {"$in": ids}})
-    found = await at.events.find(wanted, session=txn).sort("_id", 1).to_list(None)
-    return [(each, documents.decode_event(each, at.hooks)) for each in found]
+    wanted = connection.routed({"_id": {"$in": ids}})
+    found = (
+        await connection.events.find(wanted, session=txn).sort("_id", 1).to_list(None)
+    )
+    return [(each, documents.decode_event(each, connection.hooks)) for each in found]
 
 
 async def _redact_letters(
-    at: Connection, key: SessionKey, new: dict[int, Document], txn: Txn
+    connection: Connection, key: SessionKey, new: dict[int, Document], txn: Txn
 ) -> None:
     """Replace the events in dead letters, whose errors may quote them."""
     fields = {f"_id.{name}": part for name, part in key.id.items()}
     wanted = {**fields, "_id.revision": {"$in": [*new]}, "item.document": {"$type": 3}}
-    letters = at.dead_letters.find(wanted, {"error": 1}, session=txn)
+    letters = connection.dead_letters.find(wanted, {"error": 1}, session=txn)
     for each in await letters.to_list(None):
         document = new[each["_id"]["revision"]]
         error_type = each["error"].partition(":")[0]
         change = {"$set": {"item.document": document, "error": error_type}}
-        await at.dead_letters.update_one({"_id": each["_id"]}, change, session=txn)
+        await connection.dead_letters.update_one(
+            {"_id": each["_id"]}, change, session=txn
+        )
 
 
 async def _redact_initial_state(
-    at: Connection,
+    connection: Connection,
     session: Document,
     deltas: list[Document],
     replacement: str,
@@ -315,8 +325,11 @@ async def _redact_initial_state(
 ) -> None:
     """Replace what the initial state has of the same values, as after a trim."""
     key = SessionKey(**session["_id"])
-    apart = await at.events.find_one({"_id": key.event_id(0)}, session=txn)
-    for collection, document in (at.sessions, session), (at.events, apart):
+    apart = await connection.events.find_one({"_id": key.event_id(0)}, session=txn)
+    for collection, document in (
+        (connection.sessions, session),
+        (connection.events, apart),
+    ):
         initial = (document or {}).get(INITIAL, {})
         same = {
             name
@@ -325,19 +338,23 @@ async def _redact_initial_state(
             if value is not None and name in initial and initial[name] == value
         }
         if document and same:
-            values = _encode_replacement(at, Owner.of_session(key), same, replacement)
+            values = _encode_replacement(
+                connection, Owner.of_session(key), same, replacement
+            )
             change = {f"{INITIAL}.{name}": it for name, it in values.items()}
             await collection.update_one(
                 {"_id": document["_id"]}, {"$set": change}, session=txn
             )
 
 
-async def _find_own_keys(at: Connection, part: LoggedPart) -> tuple[int, set[str]]:
+async def _find_own_keys(
+    connection: Connection, part: LoggedPart
+) -> tuple[int, set[str]]:
     """Find the keys of a session's state that the events have set last, as stored.
 
     Also return the revision as of which that is so.
     """
-    head = await read_session_head(at, part.key)
+    head = await read_session_head(connection, part.key)
     if head["create_time"] != part.created:
         raise session_not_found_error(part.key.session_id)
     revision: int = head["revision"]
@@ -345,7 +362,7 @@ async def _find_own_keys(at: Connection, part: LoggedPart) -> tuple[int, set[str
     latest: dict[str, int] = {}
     log = LogRange(part.revisions[0] - 1, revision + 1)
     fields = ("event.actions.state_delta",)
-    pages = read_log(at, part.key, log, created=part.created, fields=fields)
+    pages = read_log(connection, part.key, log, created=part.created, fields=fields)
     async for page in pages:
         for each in page:
             names = [it for it, to in history.delta_of(each).items() if to is not None]
@@ -354,36 +371,42 @@ async def _find_own_keys(at: Connection, part: LoggedPart) -> tuple[int, set[str
 
 
 async def _find_kept_keys(
-    at: Connection, part: LoggedPart, replacement: str
+    connection: Connection, part: LoggedPart, replacement: str
 ) -> set[str]:
     """Find those of the session's own keys whose values were not replaced before."""
-    _, own = await _find_own_keys(at, part)
-    values = _encode_replacement(at, Owner.of_session(part.key), own, replacement)
-    found = await at.retry(at.sessions.find_one, {"_id": part.key.id}, {"state": 1})
+    _, own = await _find_own_keys(connection, part)
+    values = _encode_replacement(
+        connection, Owner.of_session(part.key), own, replacement
+    )
+    found = await connection.retry(
+        connection.sessions.find_one, {"_id": part.key.id}, {"state": 1}
+    )
     state = (found or {}).get("state", {})
     return {name for name in own if state.get(name) != values[name]}
 
 
-def _shared_scopes(at: Connection, key: SessionKey) -> list[tuple[Owner, Any, Any]]:
+def _shared_scopes(
+    connection: Connection, key: SessionKey
+) -> list[tuple[Owner, Any, Any]]:
     """List what a session shares state with: its owner, collection and ``_id``."""
     user_id = queries.user_state_id(key.app_name, key.user_id)
     return [
-        (Owner.of_shared(key.app_name), at.app_states, key.app_name),
-        (Owner.of_shared(*key[:2]), at.user_states, user_id),
+        (Owner.of_shared(key.app_name), connection.app_states, key.app_name),
+        (Owner.of_shared(*key[:2]), connection.user_states, user_id),
     ]
 
 
 async def _find_shared_keys(
-    at: Connection, part: LoggedPart, txn: Txn
+    connection: Connection, part: LoggedPart, txn: Txn
 ) -> dict[Owner, set[str]]:
     """Find the keys of app and user state that still have the values of the events."""
     states: dict[Owner, Document] = {}
-    for owner, collection, id_ in _shared_scopes(at, part.key):
+    for owner, collection, id_ in _shared_scopes(connection, part.key):
         found = await collection.find_one({"_id": id_}, session=txn)
         states[owner] = (found or {}).get("state", {})
     keys: dict[Owner, set[str]] = {owner: set() for owner in states}
-    for some in cut_by_size(part.revisions, at.limits.redacted_events):
-        for stored, event in await _find_events(at, part.key, some, txn):
+    for some in cut_by_size(part.revisions, connection.limits.redacted_events):
+        for stored, event in await _find_events(connection, part.key, some, txn):
             actions = {} if is_redacted(event) else stored["event"].get("actions", {})
             delta = bson_values.decode_value(actions.get("state_delta", {}))
             shared = scopes.split(delta)
@@ -397,7 +420,7 @@ async def _find_shared_keys(
 
 
 async def _redact_values(
-    at: Connection,
+    connection: Connection,
     part: LoggedPart,
     replacement: str,
     txn: Txn,
@@ -407,19 +430,19 @@ async def _redact_values(
 ) -> bool:
     """Replace values of state, unless the session has moved on."""
     key = part.key
-    shared = await _find_shared_keys(at, part, txn)
-    values = _encode_replacement(at, Owner.of_session(key), own, replacement)
+    shared = await _find_shared_keys(connection, part, txn)
+    values = _encode_replacement(connection, Owner.of_session(key), own, replacement)
     change: Document = {f"state.{name}": it for name, it in values.items()}
     where = {"_id": key.id, "create_time": part.created, "revision": revision}
-    if ADK_METADATA in own and at.hooks.is_missing:
-        change |= await _redact_title(at, where, replacement, txn)
+    if ADK_METADATA in own and connection.hooks.is_missing:
+        change |= await _redact_title(connection, where, replacement, txn)
     update = {**fields_update(change), "$inc": {REDACTIONS: 1}}
-    done = await at.sessions.update_one(where, update, session=txn)
+    done = await connection.sessions.update_one(where, update, session=txn)
     if not done.matched_count:
         return False
-    for owner, collection, id_ in _shared_scopes(at, key):
+    for owner, collection, id_ in _shared_scopes(connection, key):
         if names := shared[owner]:
-            values = _encode_replacement(at, owner, names, replacement)
+            values = _encode_replacement(connection, owner, names, replacement)
             change = {f"state.{name}": it for name, it in values.items()}
             await collection.update_one(
                 {"_id": id_}, {"$set": change, "$inc": {"revision": 1}}, session=txn
@@ -428,27 +451,27 @@ async def _redact_values(
 
 
 async def _redact_title(
-    at: Connection, where: Document, replacement: str, txn: Txn
+    connection: Connection, where: Document, replacement: str, txn: Txn
 ) -> Document:
     """Replace a title that an event has set, and inform subscribers of it."""
-    session = await at.sessions.find_one(where, session=txn)
+    session = await connection.sessions.find_one(where, session=txn)
     named = (session or {}).get("state", {}).get(ADK_METADATA)
     fields = bson_values.decode_fields({ADK_METADATA: named})
     if not session or display_name(fields) != session.get("title"):
         return {}
     title = {"title": replacement[:MAX_TITLE]}
     if txn:
-        await announce_details(at, session | title, txn)
+        await announce_details(connection, session | title, txn)
     return title
 
 
 def _encode_replacement(
-    at: Connection, owner: Owner, names: set[str], replacement: str
+    connection: Connection, owner: Owner, names: set[str], replacement: str
 ) -> dict[str, Any]:
     """Encode the replacement as the value of fields of state."""
     keys = map(bson_values.unescape_key, names)
     fields, _ = documents.encode_state(
-        dict.fromkeys(keys, replacement), owner, at.hooks
+        dict.fromkeys(keys, replacement), owner, connection.hooks
     )
     return fields
 

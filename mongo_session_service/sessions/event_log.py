@@ -29,7 +29,7 @@ class LogPage(NamedTuple):
     events: list[Document]
     sessions: list[Document]
     """The session that was read together with them, if asked for."""
-    at: Timestamp
+    as_of: Timestamp
     """The point in time that all of it is from."""
     is_last: bool
     """Whether no events follow these."""
@@ -41,23 +41,23 @@ async def read_page(
     *,
     size: int | None = None,
     order: int = 1,
-    at: Timestamp | None = None,
+    as_of: Timestamp | None = None,
     session: Query | None = None,
     fields: tuple[str, ...] = (),
 ) -> LogPage:
     """The first events that match a filter on their ``_id``, and a session with them.
 
     The next page's filter begins after the last event of this one. All is read at the
-    time ``at``; by default a current one, which holds what this service has written.
+    time ``as_of``; by default a current one, which holds what this service has written.
     """
     size = connection.limits.page_events if size is None else size
     events = Query("events", where, order=order, limit=size, fields=fields)
     both = [events] if session is None else [session, events]
-    found = await read_snapshot(connection, *both, at=at, whole=False)
+    found = await read_snapshot(connection, *both, as_of=as_of, whole=False)
     documents = await in_slices(found.decoded())
     logged = [each for each in documents if "revision" in each["_id"]]
     sessions = [each for each in documents if "revision" not in each["_id"]]
-    return LogPage(logged, sessions, found.at, found.is_whole and len(logged) < size)
+    return LogPage(logged, sessions, found.as_of, found.is_whole and len(logged) < size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +105,19 @@ async def read_log(
     *,
     where: Document | None = None,
     created: float | None = None,
-    at: Timestamp | None = None,
+    as_of: Timestamp | None = None,
     fields: tuple[str, ...] = (),
 ) -> AsyncGenerator[list[Document]]:
     """The events of a session, page by page; a page may be empty.
 
     They have to match ``where`` as well, and the session's creation time is
-    ``created``, if that is given. All is read at the time ``at``, by default a current
-    one for each page. If the session is not stored (any more), it raises
+    ``created``, if that is given. All is read at ``as_of``, by default a current time
+    for each page. If the session is not stored (any more), it raises
     ``SessionNotFoundError``.
     """
     while wanted.limit != 0:
         page = await _load_session_page(
-            connection, key, wanted, where=where, at=at, fields=fields
+            connection, key, wanted, where=where, as_of=as_of, fields=fields
         )
         (head,) = page.sessions or ({},)
         is_shown = is_visible(head, connection.clock.now())
@@ -139,7 +139,7 @@ async def _load_session_page(
     wanted: LogRange,
     *,
     where: Document | None,
-    at: Timestamp | None,
+    as_of: Timestamp | None,
     fields: tuple[str, ...],
 ) -> LogPage:
     after = wanted.after
@@ -148,7 +148,7 @@ async def _load_session_page(
         connection,
         size=wanted.page_size(connection.limits.page_events),
         order=-1 if wanted.newest_first else 1,
-        at=at,
+        as_of=as_of,
         session=Query("sessions", {"_id": key.id}, fields=HEAD),
         fields=fields,
     )
@@ -222,5 +222,5 @@ async def _load_user_page(connection: Connection, where: Document) -> LogPage:
         return page
     ids = [key.id for key in sorted(keys)]
     heads = Query("sessions", {"_id": {"$in": ids}}, fields=HEAD)
-    found = await read_snapshot(connection, heads, at=page.at)
+    found = await read_snapshot(connection, heads, as_of=page.as_of)
     return page._replace(sessions=await in_slices(found.decoded()))

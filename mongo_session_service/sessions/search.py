@@ -369,7 +369,7 @@ async def _load_found(
     if not with_state or not keys:
         return found, []
     wanted = queries.shared_state_queries_by_key(keys)
-    shared = await read_snapshot(at, *wanted, at=read.at)
+    shared = await read_snapshot(at, *wanted, as_of=read.as_of)
     return found, await in_slices(shared.decoded())
 
 

@@ -75,7 +75,7 @@ class ImportTarget:
     """A connection's database, for imports."""
 
     def __init__(self, connection: Connection, *, is_read_only: bool) -> None:
-        self._at = connection
+        self._connection = connection
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
         self._reservations = Reservations(IMPORT, LIFETIME)
@@ -84,13 +84,13 @@ class ImportTarget:
 
     async def refuse_other_layouts(self) -> None:
         """Refuse collections that another service writes."""
-        other = await self._at.sessions.find_one()
+        other = await self._connection.sessions.find_one()
         is_own = other is None or (isinstance(other["_id"], dict) and "id" not in other)
         if not is_own:
             raise ConflictError(
-                f"Collection {self._at.sessions.name!r} of database"
-                f" {self._at.database.name!r} holds another service's sessions. Import"
-                " into another database, or give the collections a prefix."
+                f"Collection {self._connection.sessions.name!r} of database"
+                f" {self._connection.database.name!r} holds another service's sessions."
+                " Import into another database, or give the collections a prefix."
             )
 
     async def plan_sessions(self, sessions: Sequence[Incoming]) -> list[SessionPlan]:
@@ -109,15 +109,15 @@ class ImportTarget:
     ) -> dict[SessionKey, Document]:
         """The sessions, with initial states, and reservations; removes expired ones."""
         ids = [key.id for key in keys]
-        now = self._at.clock.now()
+        now = self._connection.clock.now()
         found: dict[SessionKey, Document] = {}
-        wanted = self._at.routed({"_id": {"$in": ids}})
-        for each in await self._at.sessions.find(wanted).to_list(None):
+        wanted = self._connection.routed({"_id": {"$in": ids}})
+        for each in await self._connection.sessions.find(wanted).to_list(None):
             key = SessionKey(**each["_id"])
             expires = each.get("expire_time")
             is_over = isinstance(expires, float) and expires <= now
             if is_over and not self._is_read_only:
-                is_over = await remove_expired(self._at, key)
+                is_over = await remove_expired(self._connection, key)
             if not is_over:
                 found[key] = each
         lacking = [
@@ -126,8 +126,8 @@ class ImportTarget:
             if is_session(each) and INITIAL not in each
         ]
         if lacking:
-            wanted = self._at.routed({"_id": {"$in": lacking}})
-            async for apart in self._at.events.find(wanted):
+            wanted = self._connection.routed({"_id": {"$in": lacking}})
+            async for apart in self._connection.events.find(wanted):
                 session = found[_key(apart)]
                 if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
                     session[INITIAL] = recorded_initial_state(session, apart)
@@ -143,8 +143,8 @@ class ImportTarget:
             for part in parts
         ]
         if ranges:
-            wanted = queries.any_of([self._at.routed(it) for it in ranges])
-            async for each in self._at.events.find(wanted).sort("_id"):
+            wanted = queries.any_of([self._connection.routed(it) for it in ranges])
+            async for each in self._connection.events.find(wanted).sort("_id"):
                 found.setdefault(_key(each), []).append(each)
         return found
 
@@ -152,7 +152,11 @@ class ImportTarget:
         """Compare shared states with those that are stored."""
         ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
         stored: dict[str, Document] = {}
-        for collection in (self._at.app_states, self._at.user_states, self._at.imports):
+        for collection in (
+            self._connection.app_states,
+            self._connection.user_states,
+            self._connection.imports,
+        ):
             async for each in collection.find({"_id": {"$in": ids}}):
                 stored[repr(each["_id"])] = each
         return [
@@ -202,7 +206,7 @@ class ImportTarget:
                 await self._remove_events(incoming.key, 0, begins)
             events += incoming.documents(after)
         if events:
-            await self._at.events.insert_many(events, ordered=False)
+            await self._connection.events.insert_many(events, ordered=False)
         whole = [each for each in entering if each.incoming.is_last]
         await self._store_initial_states(whole)
         await self._store_sessions([each.incoming for each in whole])
@@ -216,14 +220,16 @@ class ImportTarget:
             key = each.incoming.key
             holder = self._check_holder(each.incoming, each.found)
             if holder is None:
-                reservation = self._reservations.new(self._at, key.id)
+                reservation = self._reservations.new(self._connection, key.id)
                 writes.append(InsertOne(reservation))
             else:
                 held = self._reservations.held(key, holder)
-                writes.append(UpdateOne(held, self._reservations.renewal(self._at)))
+                writes.append(
+                    UpdateOne(held, self._reservations.renewal(self._connection))
+                )
                 renewed += 1
         if writes:
-            done = await self._at.sessions.bulk_write(writes, ordered=False)
+            done = await self._connection.sessions.bulk_write(writes, ordered=False)
             if done.matched_count != renewed:
                 raise ChangedError
 
@@ -245,13 +251,15 @@ class ImportTarget:
 
     async def _reserve_instead(self, session: Document) -> Document:
         """Replace a session with a reservation; its events stay for now."""
-        reservation = self._reservations.new(self._at, session["_id"])
+        reservation = self._reservations.new(self._connection, session["_id"])
 
         async def replace_session(txn: Txn) -> None:
-            gone = await self._at.sessions.delete_one(_as_read(session), session=txn)
+            gone = await self._connection.sessions.delete_one(
+                _as_read(session), session=txn
+            )
             if gone.deleted_count == 0:
                 raise ChangedError
-            await self._at.sessions.insert_one(reservation, session=txn)
+            await self._connection.sessions.insert_one(reservation, session=txn)
 
         await self._transaction(SessionKey(**session["_id"]), replace_session)
         return reservation
@@ -261,20 +269,22 @@ class ImportTarget:
     ) -> None:
         """Remove events of a reserved session in steps: after a revision, up to one."""
         log = queries.events_after(key, after, until and until + 1)
-        where = self._at.routed(log)
-        most = self._at.limits.removed_events
+        where = self._connection.routed(log)
+        most = self._connection.limits.removed_events
 
         async def remove_step(txn: Txn) -> bool:
-            held = await self._at.sessions.update_one(
+            held = await self._connection.sessions.update_one(
                 self._reservations.held(key), {"$inc": {"steps": 1}}, session=txn
             )
             if held.matched_count == 0:
                 raise ChangedError
-            rest = self._at.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
+            rest = self._connection.events.find(where, {"_id": 1}, session=txn).sort(
+                "_id", 1
+            )
             ids = [each["_id"] for each in await rest.limit(most).to_list(None)]
             if ids:
                 some = {**where, "_id": {"$gte": ids[0], "$lte": ids[-1]}}
-                await self._at.events.delete_many(some, session=txn)
+                await self._connection.events.delete_many(some, session=txn)
             return len(ids) == most
 
         while await self._transaction(key, remove_step):
@@ -289,7 +299,7 @@ class ImportTarget:
             if each.found is not None and not apart:
                 writes.append(DeleteOne({"_id": each.incoming.key.event_id(0)}))
         if writes:
-            await self._at.events.bulk_write(writes, ordered=False)
+            await self._connection.events.bulk_write(writes, ordered=False)
 
     async def _store_sessions(self, whole: list[Incoming]) -> None:
         """Replace reservations with their sessions, all of whose events are stored."""
@@ -298,10 +308,10 @@ class ImportTarget:
             document = each.session_document()
             if each.has_asked:  # its events, which tell what waits, are stored
                 log = LogAt(each.key, each.header.log_begins, each.revision)
-                document |= await waiting_fields_at(self._at, log, each.key)
+                document |= await waiting_fields_at(self._connection, log, each.key)
             writes.append(ReplaceOne(self._reservations.held(each.key), document))
         if writes:
-            done = await self._at.sessions.bulk_write(writes, ordered=False)
+            done = await self._connection.sessions.bulk_write(writes, ordered=False)
             if done.matched_count != len(writes):
                 raise ChangedError
             self._held.difference_update(each.key for each in whole)
@@ -309,9 +319,9 @@ class ImportTarget:
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
         for key in self._held:
-            step = await remove_some(self._at, self._reservations.held(key))
+            step = await remove_some(self._connection, self._reservations.held(key))
             if not step.is_last:
-                await remove_tombstone(self._at, key)
+                await remove_tombstone(self._connection, key)
 
     async def _catch_up(
         self, incoming: Incoming, stored: Document, matched: int
@@ -320,7 +330,7 @@ class ImportTarget:
         matched += incoming.offset
         appends = enumerate(incoming.appends, incoming.offset + 1)
         missing = [each for each in appends if each[0] > matched]
-        waiting = await waiting_after(self._at, stored, missing)
+        waiting = await waiting_after(self._connection, stored, missing)
         events = list(incoming.documents(matched, waiting))
         initial: list[Update] | None = None
         if incoming.is_last:
@@ -334,7 +344,7 @@ class ImportTarget:
 
         async def append_missing(txn: Txn) -> None:
             # Details may be others by now: to set them makes no new revision.
-            before = await self._at.sessions.find_one_and_update(
+            before = await self._connection.sessions.find_one_and_update(
                 _as_read(stored),
                 fields_update(fields),
                 dict.fromkeys(ANNOUNCED, 1),
@@ -343,16 +353,18 @@ class ImportTarget:
             if before is None:
                 raise ChangedError
             if initial is not None:
-                await self._at.events.delete_one(
+                await self._connection.events.delete_one(
                     {"_id": incoming.key.event_id(0)}, session=txn
                 )
             for each in initial or ():
-                await self._at.events.update_one(*each, upsert=True, session=txn)
+                await self._connection.events.update_one(
+                    *each, upsert=True, session=txn
+                )
             if events:
-                await self._at.events.insert_many(events, session=txn)
+                await self._connection.events.insert_many(events, session=txn)
             now = {k: it for k, it in {**before, **fields}.items() if it is not None}
             if txn and any(now.get(name) != before.get(name) for name in DETAILS):
-                await announce_details(self._at, now, txn)
+                await announce_details(self._connection, now, txn)
 
         await self._transaction(incoming.key, append_missing)
 
@@ -399,7 +411,7 @@ class ImportTarget:
                 )
             return await work(txn)
 
-        return await uninterrupted(run_transaction(self._at, logged))
+        return await uninterrupted(run_transaction(self._connection, logged))
 
     async def _write_states(self, states: list[StatePlan]) -> None:
         writes: dict[str, list[UpdateOne]] = defaultdict(list)
@@ -415,17 +427,19 @@ class ImportTarget:
             if each.lacks_note:
                 continue
             is_app = owner.shared.user_id is None
-            collection = self._at.app_states if is_app else self._at.user_states
+            collection = (
+                self._connection.app_states if is_app else self._connection.user_states
+            )
             change = {"state": owner.state, "revision": revision}
             # Another revision than expected makes this insert, which then fails.
             where = {"_id": owner.id, "revision": before}
             write = UpdateOne(where, {"$set": change}, upsert=True)
             writes[collection.name].append(write)
         for name, updates in writes.items():
-            await self._at.database[name].bulk_write(updates, ordered=False)
+            await self._connection.database[name].bulk_write(updates, ordered=False)
         # Last: without its note, state counts as changed in the target.
         if notes:
-            await self._at.imports.bulk_write(notes, ordered=False)
+            await self._connection.imports.bulk_write(notes, ordered=False)
 
 
 def _key(event: Document) -> SessionKey:

@@ -65,8 +65,8 @@ async def move(
             A dry run reports such problems instead.
     """
     # Before setup: that would create indexes on another service's collections.
-    async with connection_of(service) as at:
-        target = ImportTarget(at, is_read_only=policies.is_dry_run)
+    async with connection_of(service) as connection:
+        target = ImportTarget(connection, is_read_only=policies.is_dry_run)
         importer = _Importer(target, policies, on_problem)
         await target.refuse_other_layouts()
         if not policies.is_dry_run:

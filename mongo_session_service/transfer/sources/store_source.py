@@ -68,8 +68,8 @@ class StoreSource(BaseSource):
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
         # No setup: reading a database with a misspelt name must not create it.
-        async with connection_of(self._service) as at:
-            self.connection = at
+        async with connection_of(self._service) as connection:
+            self.connection = connection
             await check_version(self.connection)
 
     @override
@@ -130,10 +130,10 @@ class StoreSource(BaseSource):
         Without a hook, the server looks through their headers until it finds a sealed
         one, which takes far less time than to read them.
         """
-        at = self.connection
-        if at.hooks.after_load is not None:
+        connection = self.connection
+        if connection.hooks.after_load is not None:
             return
-        chosen = _chosen(at, selection)
+        chosen = _chosen(connection, selection)
         sealed: list[Document] = [
             {"$match": {**selection.matching("_id."), "hooked": {"$exists": True}}},
             {
@@ -143,7 +143,7 @@ class StoreSource(BaseSource):
             },
             {
                 "$lookup": {
-                    "from": at.sessions.name,
+                    "from": connection.sessions.name,
                     "localField": "_id",
                     "foreignField": "_id",
                     "pipeline": [{"$match": chosen}, {"$project": {"_id": 1}}],
@@ -153,8 +153,8 @@ class StoreSource(BaseSource):
             {"$match": {"session": {"$ne": []}}},
             {"$limit": 1},
         ]
-        async with at.translating_errors():
-            found = await at.aggregate(at.events, sealed)
+        async with connection.translating_errors():
+            found = await connection.aggregate(connection.events, sealed)
         if found:
             what = session_text(session_key(**found[0]["_id"]))
             raise TransferError(

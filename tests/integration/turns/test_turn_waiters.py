@@ -197,22 +197,26 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
     """Their ids take 17 MB, more than a command: all are looked for and renewed."""
     parts = {name: letter * 4096 for name, letter in zip(IDS, "aus", strict=True)}
     await service.create_session(**parts)
-    at = (await service._backends.here()).connection  # noqa: SLF001
+    connection = (await service._backends.here()).connection  # noqa: SLF001
     key = SessionKey(**parts)
     async with service.turn(**parts):
-        first = await waiting_line.draw_ticket(at, key)
+        first = await waiting_line.draw_ticket(connection, key)
         line = [first._replace(number=number) for number in range(1, 1401)]
         stored = [{"_id": each.id, "renewed_at": LONG_AGO} for each in line]
-        await at.leases.insert_many(stored[1:])
-        renewed_by = asyncio.create_task(renewed(at, len(line)))
-        line_here = waiting_line.WaitingLine(at)
+        await connection.leases.insert_many(stored[1:])
+        renewed_by = asyncio.create_task(renewed(connection, len(line)))
+        line_here = waiting_line.WaitingLine(connection)
         with ExitStack() as joined:
             waiters = [joined.enter_context(line_here.join(it)) for it in line]
             await renewed_by
             many = [key._replace(session_id=f"{n:04}" * 1024) for n in range(1400)]
-            assert list(await waiting_line.load_turn_states(at, [*many, key])) == [key]
-            assert await waiting_line.first_tickets(at, [*many, key]) == {key: 1}
-            assert await turn_status.requested_stops(at, [*many, key]) == {}
+            assert list(
+                await waiting_line.load_turn_states(connection, [*many, key])
+            ) == [key]
+            assert await waiting_line.first_tickets(connection, [*many, key]) == {
+                key: 1
+            }
+            assert await turn_status.requested_stops(connection, [*many, key]) == {}
             line_here.fail_all()
             for each in waiters:
                 with pytest.raises(MongoSessionServiceError, match="closed"):
@@ -220,11 +224,11 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
     assert not caplog.records
 
 
-async def renewed(at: Connection, count: int) -> None:
+async def renewed(connection: Connection, count: int) -> None:
     """Return when so many waiters have renewed their tickets."""
     fresh = {"renewed_at": {"$gt": LONG_AGO}}
     async with asyncio.timeout(30):
-        while await at.leases.count_documents(fresh) < count:  # noqa: ASYNC110
+        while await connection.leases.count_documents(fresh) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
@@ -233,10 +237,12 @@ async def test_many_leases_of_long_ids_are_renewed(
     service: MongoSessionService,
 ) -> None:
     """The thread cuts its command as well."""
-    at = (await service._backends.here()).connection  # noqa: SLF001
+    connection = (await service._backends.here()).connection  # noqa: SLF001
     held = []
     for number in range(1400):
-        lease = Lease(at, at.sessions.name, {"id": f"{number:04}" * 3072}, "turn.")
+        lease = Lease(
+            connection, connection.sessions.name, {"id": f"{number:04}" * 3072}, "turn."
+        )
         held.append(lease)
     stored = [
         {
@@ -245,13 +251,13 @@ async def test_many_leases_of_long_ids_are_renewed(
         }
         for each in held
     ]
-    await at.sessions.insert_many(stored)
+    await connection.sessions.insert_many(stored)
     renewer = LeaseRenewer()
     for each in held:
         renewer.add_lease(each)
     fresh = {"turn.renewed_at": {"$gt": LONG_AGO}}
     async with asyncio.timeout(30):
-        while await at.sessions.count_documents(fresh) < len(held):  # noqa: ASYNC110
+        while await connection.sessions.count_documents(fresh) < len(held):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     for each in held:
         renewer.discard_lease(each)

@@ -80,7 +80,7 @@ def test_positions_survive_storage() -> None:
         beginning,
         later,
         later.after_change("mark", Timestamp(5, 2)),
-        later.after_silence({"_data": "83"}).as_of(Timestamp(9, 0)),
+        later.after_silence({"_data": "83"}).advanced_to(Timestamp(9, 0)),
     ):
         stored = bson.decode(bson.encode(encode_position(position)))
 
@@ -99,4 +99,4 @@ def test_silence_forgets_no_segments() -> None:
     """What a replay has seen may still come, after a stream that was silent."""
     position = Position.at_beginning(Timestamp(5, 0)).after_replay()
 
-    assert position.after_silence({}).as_of(Timestamp(9, 0)).segments
+    assert position.after_silence({}).advanced_to(Timestamp(9, 0)).segments
