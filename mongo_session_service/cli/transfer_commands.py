@@ -265,6 +265,7 @@ def _figures(done: Moved | Verified | Exported) -> dict[str, Any]:
 
 
 def _counts_text(moved: Moved) -> str:
+    states_ahead = f"{plural(moved.ahead_states, 'shared state')} changed here"
     states_left_out = f"{plural(moved.skipped_states, 'shared state')} left out"
     counts = {
         "new": moved.new,
@@ -275,6 +276,7 @@ def _counts_text(moved: Moved) -> str:
         "expired, left out": moved.expired,
         "left out for a conflict": moved.skipped,
         plural(moved.states, "shared state"): moved.states,
+        states_ahead: moved.ahead_states,
         states_left_out: moved.skipped_states,
         plural(moved.problems, "problem"): moved.problems,
     }

@@ -41,7 +41,7 @@ class Standing(Enum):
     BEHIND = "behind"
     """The target has its first events."""
     AHEAD = "ahead"
-    """The target has all of it, and events that were appended there."""
+    """The target has all of it, and what was appended or changed there since."""
     CONFLICT = "conflict"
 
 
@@ -120,7 +120,8 @@ class StatePlan(NamedTuple):
     @property
     def is_lacking(self) -> bool:
         """Whether there is something to write."""
-        return self.standing is not Standing.SAME or self.lacks_note
+        is_there = self.standing in {Standing.SAME, Standing.AHEAD}
+        return not is_there or self.lacks_note
 
 
 def _count_matching(
@@ -327,7 +328,7 @@ def compare_state(
 ) -> StatePlan:
     """Compare the state of an app or user with what the target holds.
 
-    The note is the last import's, with the revision that it wrote.
+    The note is the last import's, with the revision that it wrote, and a digest.
     """
     owner = wanted.shared.owner
     here = documents.decode_state(wanted.state, owner, hooks)
@@ -344,4 +345,8 @@ def compare_state(
         return plan._replace(standing=Standing.NEW)
     if not plan.differences:
         return plan._replace(standing=Standing.SAME)
-    return plan._replace(standing=Standing.BEHIND) if is_noted else plan
+    if is_noted:
+        return plan._replace(standing=Standing.BEHIND)
+    if note and wanted.digest and note.get("digest") == wanted.digest:
+        return plan._replace(standing=Standing.AHEAD)
+    return plan

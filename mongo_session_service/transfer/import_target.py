@@ -422,7 +422,7 @@ class ImportTarget:
             if not each.lacks_note:
                 # That of the source, if it counts, so that verification finds no other.
                 revision = max((before or 0) + 1, owner.shared.revision or 0)
-            note = {"$set": {"revision": revision}}
+            note = {"$set": {"revision": revision, "digest": owner.digest}}
             notes.append(UpdateOne({"_id": {"of": owner.id}}, note, upsert=True))
             if each.lacks_note:
                 continue

@@ -183,7 +183,9 @@ class _Importer:
                 moved.events += written
 
     def _count_state(self, state: StatePlan) -> None:
-        if state.standing is not Standing.CONFLICT:
+        if state.standing is Standing.AHEAD:
+            self.moved.ahead_states += 1
+        elif state.standing is not Standing.CONFLICT:
             self.moved.states += state.standing is not Standing.SAME
         elif self._replaces(state):
             self.moved.states += 1

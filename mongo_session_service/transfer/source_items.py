@@ -175,6 +175,8 @@ class Moved:
     """Events written."""
     states: int = 0
     """Shared states written."""
+    ahead_states: int = 0
+    """Shared states that were changed in the target only; not changed."""
     skipped_states: int = 0
     """Shared states with other content in the target; not changed."""
     expired: int = 0

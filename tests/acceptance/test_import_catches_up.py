@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from google.adk.events import Event, EventActions
 from support.cli_runner import call
+from support.doc_blocks import blocks_of
 from support.foreign_stores import (
     Place,
     adk_mongodb,
@@ -20,11 +23,13 @@ from support.foreign_stores import (
 )
 from support.sample_data import KEYS
 
+from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import EVERYTHING, Selection
 from mongo_session_service.transfer.source_items import Item
 
 MOST: Final = 12
 """Turns while one command runs."""
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "zero-downtime.md"
 SOURCES = "mongo_session_service.transfer.sources"
 
 
@@ -76,10 +81,16 @@ class Users:
             ids["session_id"] = f"new-{self.turns}"
             state = {"topic": "new", "user:new": self.turns}
             await self._service.create_session(**ids, state=state)
-        session = await self._service.get_session(**ids)
         delta = {f"{scope}count": self.turns for scope in ("", "user:", "app:")}
-        event = Event(author="user", actions=EventActions(state_delta=delta))
-        await self._service.append_event(session, event)
+        await say(self._service, tuple(ids.values()), delta)
+
+
+async def say(service: Any, key: tuple[str, ...], delta: dict[str, Any]) -> None:
+    """Append to a session, in whichever service."""
+    ids = dict(zip(("app_name", "user_id", "session_id"), key, strict=True))
+    session = await service.get_session(**ids)
+    event = Event(author="user", actions=EventActions(state_delta=delta))
+    await service.append_event(session, event)
 
 
 @pytest.fixture(autouse=True)
@@ -100,22 +111,40 @@ async def test_a_store_in_use_is_moved_and_caught_up_with(
     place: Place,
     mongodb_uri: str,
     database: str,
+    service: MongoSessionService,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No turn waits or is lost; after the last, a catch-up makes both the same."""
+    """No turn waits or is lost, in the old service or in the new one."""
     store = await make(place)
     users = Users(store.service)
     users.watch(type(store.source), monkeypatch)
     command = [*store.command, mongodb_uri, "--database", database]
+    since = ""
 
-    told = await users.during("import", *command)
-    (since,) = re.findall(r"--since \S+", told)
-    caught_up = await users.during("import", *command, *since.split())
-    last = await users.without("import", *command, *since.split())
-    verified = await users.without("verify", *command, "--exact")
+    def step(number: int) -> list[str]:
+        """A command of the page, for this store."""
+        shown = [each.commands for each in blocks_of(PAGE)][number]
+        _, verb, _, _, _, *options = shlex.split(*shown)
+        options = [since if it.startswith("20") else it for it in options]
+        return [verb, *command, *options]
+
+    told = await users.during(*step(0))
+    (since,) = re.findall(r"--since (\S+)", told)
+    caught_up = await users.during(*step(1))
+    again = await users.without(*step(1))
+    verified = await users.without(*step(3), "--exact")
 
     assert users.turns == 2 * MOST
     assert "caught up" in caught_up
-    assert "caught up" in last
+    assert "caught up" in again
     assert "no differences" in verified
     assert f"with {24 + 2 * MOST} events" in verified
+
+    await say(service, KEYS[0], {"user:count": "new", "app:count": "new"})
+    await say(store.service, KEYS[1], {"count": "old"})
+    last = await users.without(*step(2))
+
+    assert "1 caught up" in last
+    assert "1 continued here, 2 shared states changed here" in last
+    went_on = await service.get_user_state(app_name=KEYS[0][0], user_id=KEYS[0][1])
+    assert went_on["count"] == "new"

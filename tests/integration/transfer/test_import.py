@@ -9,6 +9,7 @@ from google.adk.sessions import InMemorySessionService
 from pymongo import MongoClient
 from support.sample_data import fill
 from support.transfers import (
+    FAIL,
     IDS,
     LATER,
     REPLACE,
@@ -156,14 +157,33 @@ async def test_a_session_without_events_is_told_by_its_creation(
     assert "created separately" in problems[0]
 
 
-async def test_shared_state_that_changed_in_the_target_is_a_conflict(
+@pytest.mark.parametrize("policies", [FAIL, REPLACE])
+async def test_shared_state_that_changed_in_the_target_only_is_left_alone(
+    old: InMemorySessionService, service: MongoSessionService, policies: Policies
+) -> None:
+    """State that the new app has set since stays, and the rest is caught up with."""
+    await moved(old, service)
+    new = {"app_name": "weather", "user_id": "new", "session_id": "n"}
+    await service.create_session(**new, state={"app:count": 1000})
+    await say(old, "in the old", **{"user:last": 5000})
+
+    result, problems = await moved(old, service, policies)
+
+    assert (result.ahead_states, result.states, result.caught_up) == (1, 1, 1)
+    assert (result.is_complete, problems) == (True, [])
+    session = await service.get_session(**IDS)
+    assert session is not None
+    assert session.state["app:count"] == 1000
+
+
+async def test_shared_state_that_changed_in_both_is_a_conflict(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
     """State that the new app has set since is not overwritten by a catch-up."""
     await moved(old, service)
     new = {"app_name": "weather", "user_id": "new", "session_id": "n"}
     await service.create_session(**new, state={"app:count": 1000})
-    await say(old, "in the old", **{"user:last": 5000})
+    await say(old, "in the old", **{"user:last": 5000, "app:count": 7})
 
     with pytest.raises(ConflictError, match="state of app 'weather'"):
         await moved(old, service)
