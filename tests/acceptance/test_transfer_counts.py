@@ -63,7 +63,7 @@ async def test_figures_are_told_in_json(
     assert json.loads(exported.stdout) == {**contents, "problems": 0}
     nothing = ("ahead", "caught_up", "expired", "problems", "replaced", "skipped")
     moved = {**contents, **dict.fromkeys(nothing, 0), "new": 1, "read": 2}
-    moved |= {"since": since, "unchanged": 0, "skipped_states": 0}
+    moved |= {"since": since, "unchanged": 0, "ahead_states": 0, "skipped_states": 0}
     assert json.loads(imported.stdout) == moved
     assert json.loads(foretold.stdout) == moved | {"since": None}
     assert json.loads(later.stdout)["unchanged"] == 1
