@@ -39,9 +39,9 @@ from mongo_session_service.maintenance.sweep import Sweep, SweepSchedule
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
 from mongo_session_service.schema.setup import create_index, is_undone, set_up
+from mongo_session_service.sessions.appender import Appender
 from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
-from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
 from mongo_session_service.sessions.writer import MAX_TRANSACTIONS, Writer
 
@@ -53,7 +53,7 @@ class Backend:
     connection: Connection
     store: SessionStore
     writer: Writer
-    rebaser: Rebaser
+    appender: Appender
     sweep: Sweep
     client_sessions: ClientSessions
     """The client sessions of its writer's transactions."""
@@ -244,10 +244,10 @@ class Backends:
             store = SessionStore(connection, self._read_cache)
             client_sessions = ClientSessions(connection, MAX_TRANSACTIONS)
             writer = Writer(connection, BatchStore(connection, client_sessions))
-            rebaser = Rebaser(connection, store, writer)
+            appender = Appender(connection, store, writer)
             sweep = Sweep(connection, self._sweeps)
             entry = Backend(
-                connection, store, writer, rebaser, sweep, client_sessions, keeper
+                connection, store, writer, appender, sweep, client_sessions, keeper
             )
             self._entries[loop] = entry
             return entry

@@ -32,7 +32,6 @@ from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
     mark,
-    marker_of,
     show_missed_events,
     to_session,
 )
@@ -95,8 +94,8 @@ from mongo_session_service.sessions import (
     rewinds,
     search,
 )
+from mongo_session_service.sessions.appender import Appended
 from mongo_session_service.sessions.details import update_details
-from mongo_session_service.sessions.rebase import LateAppend, Rebased
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns import turn_status
 from mongo_session_service.turns.running_turns import (
@@ -530,45 +529,31 @@ class MongoSessionService(BaseSessionService):
             stored = await history.complete_rewind(backend.connection, key, event)
         if turn is not None:
             stored = with_reason(stored, turn.stop_reason)
-        expected = marker_of(session)
-        if expected is None:
-            head = await backend.store.load_head(key)
-            last = session.events[-1] if session.events else None
-            expected = head.expected_by(session.last_update_time, last, event.id)
-        # Late writers wait for responses, which must not wait for their room.
-        if not (is_rebasing and event.get_function_responses()):
-            await backend.writer.room.await_room()
         hold = None if turn is None else turn.hold
-        append = documents.encode_append(key, stored, self._hooks, hold)
-        # What was appended through the same object meanwhile, it shows by now.
-        expected = marker_of(session) or expected
-        if is_rebasing:
-            late = LateAppend(append, session, event, expected, started)
-            written = await backend.rebaser.write_rebased(late)
-        else:
-            marker = await backend.writer.write(append, expected, session, started)
-            written = Rebased(marker)
-        await self._show(session, event, stored, written)
+        appended = await backend.appender.append(
+            key, session, stored, hold, started, is_rebasing=is_rebasing
+        )
+        await self._show(session, event, stored, appended)
         if turn is not None:
             turn.note_append(started)
 
     async def _show(
-        self, session: Session, event: Event, stored: Event, written: Rebased
+        self, session: Session, event: Event, stored: Event, appended: Appended
     ) -> None:
         """Show a stored event in a session, with what others have stored around it."""
-        if written.marker is None:
+        if appended.marker is None:
             return
-        if written.missed is not None:
-            show_missed_events(session, written.missed)
-        mark(session, written.marker)
+        if appended.missed is not None:
+            show_missed_events(session, appended.missed)
+        mark(session, appended.marker)
         if event is not stored:  # a rewind, which also restores the initial state
             event.actions = stored.actions
         session.last_update_time = event.timestamp
         await super().append_event(session, event)
-        if written.later is not None:
-            show_missed_events(session, written.later)
-            mark(session, written.later.marker)
-            session.last_update_time = written.later.update_time
+        if appended.later is not None:
+            show_missed_events(session, appended.later)
+            mark(session, appended.later.marker)
+            session.last_update_time = appended.later.update_time
 
     def turn(
         self,

@@ -162,36 +162,6 @@ class PlannedWrite:
     """The writer's time; a session that has expired by then is not written to."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionHead:
-    """Where a stored session stands, for callers that bring no marker."""
-
-    marker: Marker
-    update_time: float
-    latest_ids: list[str]
-    """Ids of the last two events, the last first."""
-
-    def expected_by(
-        self, last_update_time: float, last_event: Event | None, event_id: str
-    ) -> Marker:
-        """Find what a session without a marker expects, as one built from JSON.
-
-        A session with events is current if its last event is the last one stored; one
-        without, if storage is no newer. Otherwise its append is stale, unless the same
-        event was stored as the next one.
-        """
-        last_id = None if last_event is None else last_event.id
-        if event_id == next(iter(self.latest_ids), None) != last_id:
-            before = next(iter(self.latest_ids[1:]), None)
-            revision = self.marker.revision - 1 if before == last_id else -1
-            return self.marker._replace(revision=revision)
-        if last_event is None:
-            is_current = self.update_time <= last_update_time
-        else:
-            is_current = self.latest_ids[:1] == [last_id]
-        return self.marker if is_current else self.marker._replace(revision=-1)
-
-
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
     """The checked key of a session, its id stripped as ADK's own services do."""
     if isinstance(session_id, str):

@@ -32,7 +32,6 @@ from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import (
     Document,
     Marker,
-    SessionHead,
     SessionKey,
     StoredSession,
 )
@@ -244,18 +243,6 @@ class SessionStore:
         owner = Owner.of_shared(app_name, user_id)
         fields = stored[0]["state"] if stored else {}
         return documents.decode_state(fields, owner, self._connection.hooks)
-
-    async def load_head(self, key: SessionKey) -> SessionHead:
-        """Load the marker and the last event ids of a session."""
-        stored = await find_session_document(self._connection, key)
-        log = self._connection.routed(queries.events_after(key, 0))
-        latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
-        events = await latest.limit(2).to_list(None)
-        return SessionHead(
-            marker=Marker.of(stored),
-            update_time=stored["update_time"],
-            latest_ids=[each["event"]["id"] for each in events],
-        )
 
     async def load_end(self, key: SessionKey) -> StoredSession:
         """A session with its last event alone, and without state."""

@@ -16,7 +16,6 @@ from google.adk.events.event import Event
 from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, forget_closed_loops
-from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.partials import encode_turn
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
@@ -36,7 +35,6 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
-from mongo_session_service.sessions.rebase import LateAppend
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import turn_status, waiting_line
 from mongo_session_service.turns.partial_writer import announce_abandoned
@@ -155,12 +153,11 @@ class Turn:
         """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
         async with self.turns.backends.call() as backend:
-            end = await backend.store.load_end(self.key)
-            hooks = backend.connection.hooks
+            end = to_session(await backend.store.load_end(self.key))
             event = with_reason(event, self.stop_reason)
-            append = documents.encode_append(self.key, event, hooks, self.hold)
-            late = LateAppend(append, to_session(end), event, end.marker, started)
-            await backend.rebaser.write_rebased(late)
+            await backend.appender.append(
+                self.key, end, event, self.hold, started, is_rebasing=True
+            )
 
     def note_append(self, started: float) -> None:
         """Note an append in its body, which has renewed it."""

@@ -15,7 +15,7 @@ from support.subscriptions import PATIENCE, new_event
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions import rebase
+from mongo_session_service.sessions import appender
 
 
 async def test_a_call_without_response_is_not_waited_for_forever(
@@ -55,7 +55,7 @@ async def test_calls_that_come_and_go_are_not_waited_for_forever(
     await second.append_event(running, called("0"))
     is_refused = asyncio.Event()
     calls = 0  # who waits takes each for a second
-    monkeypatch.setattr(rebase, "time", SimpleNamespace(monotonic=lambda: calls))
+    monkeypatch.setattr(appender, "time", SimpleNamespace(monotonic=lambda: calls))
 
     async def go_on(elsewhere: MongoSessionService) -> None:
         nonlocal calls

@@ -6,7 +6,7 @@ import pytest
 from google.adk.events import Event
 from support.function_calls import called, responded
 
-from mongo_session_service.sessions.rebase import is_outrun, unanswered
+from mongo_session_service.sessions.appender import is_outrun, unanswered
 
 MINE = Event(author="webhook", invocation_id="mine")
 

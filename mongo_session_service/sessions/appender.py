@@ -1,0 +1,310 @@
+"""Appender: stores an event behind what its caller's session shows.
+
+If it is to rebase, it stores a late event behind what others have appended as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Iterable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+from google.adk.errors import StaleSessionError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+from google.adk.sessions.session import Session
+
+from mongo_session_service.codec.adk_session import marker_of
+from mongo_session_service.codec.documents import encode_append, log_begins
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.translation import reporting_stored_unread
+from mongo_session_service.errors import (
+    StorageUnavailableError,
+    session_not_found_error,
+    stale_session_error,
+)
+from mongo_session_service.model.records import (
+    Append,
+    Hold,
+    Marker,
+    SessionKey,
+    StoredSession,
+)
+from mongo_session_service.sessions.store import (
+    SessionStore,
+    find_event_document,
+    find_session_document,
+)
+from mongo_session_service.sessions.writer import TOO_LATE, Writer
+
+Result = TypeVar("Result")
+
+_LONGEST_PAUSE: Final = 0.05  # seconds
+
+_UNANSWERED: Final = (
+    "Another writer's function call still has no response after {:.0f} seconds, and no"
+    " event may come between the two. To append anyway, reload the session with"
+    " get_session(). Nothing was stored."
+)
+_OUTRUN: Final = (
+    "Another run of the same turn has called functions, or has responded to the same"
+    " call: only one run may continue. Reload the session with get_session(), and let"
+    " runs wait for each other with turn(). Nothing was stored."
+)
+
+
+class Appended(NamedTuple):
+    """Where an event was stored, and what others have appended around it."""
+
+    marker: Marker | None
+    """The session right after the event; None if the caller's shows it already."""
+    missed: StoredSession | None = None
+    """The session with the events of others before it."""
+    later: StoredSession | None = None
+    """The session with the events of others after it, if it was stored before."""
+
+
+class Appender:
+    """Stores the events that are appended in one event loop."""
+
+    def __init__(
+        self, connection: Connection, store: SessionStore, writer: Writer
+    ) -> None:
+        self.connection, self.store, self.writer = connection, store, writer
+        self.locks = WeakValueDictionary[SessionKey, asyncio.Lock]()
+        """One per session: its late writers would keep overtaking each other."""
+
+    async def append(
+        self,
+        key: SessionKey,
+        session: Session,
+        event: Event,
+        hold: Hold | None,
+        started: float,
+        *,
+        is_rebasing: bool,
+    ) -> Appended:
+        """Store an event that follows what a caller's session shows.
+
+        If others have appended since, it raises ``StaleSessionError``. If it is to
+        rebase, it stores the event after theirs, unless that cannot be: a concurrent
+        run of the same invocation was faster, function calls of other writers had no
+        response for too long, other writers came first too often, the event is a
+        rewind, or the stored session is a later one of the same id.
+        """
+        expected = marker_of(session) or await self._find_marker(key, session, event)
+        # Late writers wait for responses, which must not wait for their room.
+        if not (is_rebasing and event.get_function_responses()):
+            await self.writer.room.await_room()
+        append = encode_append(key, event, self.connection.hooks, hold)
+        # What was appended through the same object meanwhile, it shows by now.
+        expected = marker_of(session) or expected
+        if not is_rebasing:
+            return Appended(await self.writer.write(append, expected, session, started))
+        # One deadline for all calls: with many writers there are always new ones.
+        deadline = min(
+            time.monotonic() + self.connection.limits.response_seconds,
+            started + self.writer.write_timeout,
+        )
+        return await _RebasingAppend(
+            self, append, session, event, expected, started, deadline
+        ).write()
+
+    async def _find_marker(
+        self, key: SessionKey, session: Session, event: Event
+    ) -> Marker:
+        """Find what a session without a marker has seen, as one built from JSON.
+
+        Its last event tells. Without events it is current if storage is no newer, or
+        holds this event alone. Revision -1 is that of a stale session.
+        """
+        stored = await find_session_document(self.connection, key)
+        marker, begins = Marker.of(stored), log_begins(stored)
+        last = session.events[-1] if session.events else event
+        found = await find_event_document(self.connection, key, last.id)
+        revision = found["_id"]["revision"] if found else -1
+        if not session.events:
+            if not found and stored["update_time"] <= session.last_update_time:
+                return marker
+            revision = begins if revision == begins + 1 else -1
+        return marker._replace(revision=revision)
+
+
+@dataclass(slots=True)
+class _RebasingAppend:
+    """An append that may come after those of others."""
+
+    appender: Appender
+    append: Append
+    session: Session
+    """The caller's, as it has been read."""
+    event: Event
+    expected: Marker
+    started: float
+    """When the call began."""
+    deadline: float
+    """When it stops to wait for others."""
+
+    async def write(self) -> Appended:
+        """Store the event after all events that its session has missed."""
+        await self._await_response()
+        try:
+            marker = await self.appender.writer.write(
+                self.append, self._marker, self.session, self.started
+            )
+            appended = Appended(marker)
+        except StaleSessionError:
+            if self.event.actions.rewind_before_invocation_id:
+                raise  # it was computed from a log that has grown
+            appended = await self._write_late()
+        shown = (each.id for each in reversed(self.session.events))
+        if appended.marker is None and self.event.id not in shown:
+            return await self._load_stored()
+        return appended
+
+    @property
+    def _marker(self) -> Marker:
+        """The marker of what the caller's session shows."""
+        return marker_of(self.session) or self.expected
+
+    async def _read_in_time(self, read: Awaitable[Result]) -> Result:
+        """Return what a read returns, within the time of the call."""
+        limit = self.appender.writer.write_timeout
+        try:
+            async with asyncio.timeout(
+                self.started + limit - time.monotonic()
+            ) as timer:
+                return await read
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise StorageUnavailableError(TOO_LATE.format(limit)) from None
+
+    async def _await_response(self) -> None:
+        """Wait for the response to a function call that another turn has just made.
+
+        The caller has seen the call, and so waits only while the call is recent.
+        """
+        key, event = self.append.key, self.event
+        last = self.session.events[-1:]
+        if not unanswered(last, event) or last[0].invocation_id == event.invocation_id:
+            return
+        age = max(platform_time.get_time() - last[0].timestamp, 0.0)
+        while time.monotonic() < self.deadline - age:
+            reading = find_session_document(self.appender.connection, key)
+            stored = await self._read_in_time(reading)
+            if stored["revision"] != self._marker.revision:
+                return
+            await _pause()
+
+    async def _write_late(self) -> Appended:
+        appender, append, event = self.appender, self.append, self.event
+        lock = appender.locks.setdefault(append.key, asyncio.Lock())
+        async with AsyncExitStack() as held:
+            if not event.get_function_responses():  # the lock's holder may await one
+                with suppress(TimeoutError):  # after the deadline it needs no lock
+                    async with asyncio.timeout(self.deadline - time.monotonic()):
+                        await held.enter_async_context(lock)
+            attempts = 0
+            while attempts < appender.connection.limits.rebase_attempts:
+                missed = await self._read_in_time(self._load_missed())
+                if missed and is_outrun(self.session.events, missed.events, event):
+                    raise StaleSessionError(_OUTRUN)
+                if missed and unanswered(missed.events, event):
+                    if time.monotonic() > self.deadline:
+                        waited = time.monotonic() - self.started
+                        raise StaleSessionError(_UNANSWERED.format(waited))
+                else:
+                    if missed:
+                        with suppress(StaleSessionError):  # others have appended again
+                            marker = await appender.writer.write(
+                                append, missed.marker, started=self.started
+                            )
+                            return Appended(marker, missed)
+                    attempts += 1
+                await _pause()
+            raise stale_session_error(append.key.session_id)
+
+    async def _load_missed(self) -> StoredSession | None:
+        """Load the session, with the events that the caller's has not seen.
+
+        None if an append was half visible, which happens without transactions.
+        """
+        key, seen, store = self.append.key, self._marker, self.appender.store
+        stored = await store.load_session(key, after_revision=seen.revision)
+        if stored is None:
+            raise session_not_found_error(key.session_id)
+        is_other = stored.marker.create_time != seen.create_time
+        if is_other or seen.revision < stored.log_begins:  # what it missed was trimmed
+            raise stale_session_error(
+                key.session_id, seen.describe_change(stored.marker)
+            )
+        is_whole = seen.revision + len(stored.events) == stored.marker.revision
+        return stored if is_whole else None
+
+    async def _load_stored(self) -> Appended:
+        """Find the place of an event that an earlier attempt has stored."""
+        with (
+            reporting_stored_unread(),
+            suppress(StaleSessionError, SessionNotFoundError),
+        ):
+            missed = await self._read_in_time(self._load_missed())
+            ids = [each.id for each in missed.events] if missed else []
+            if missed is not None and self.event.id in ids:
+                index = ids.index(self.event.id)
+                revision = missed.marker.revision - len(ids) + index
+                before = missed._replace(
+                    marker=missed.marker._replace(revision=revision),
+                    events=missed.events[:index],
+                )
+                return Appended(before.marker.after_append(), before, missed)
+        return Appended(None)
+
+
+async def _pause() -> None:
+    # Random, so that writers that wait for the same do not read at the same time.
+    await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  no secret
+
+
+def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
+    """Whether a concurrent run of an event's turn has overtaken it.
+
+    Its writer has ``seen`` the log, but not what it has ``missed``.
+    """
+    missed = [*missed]
+    if _answered_ids([event]) & _answered_ids(missed) - _long_running_ids(
+        [*seen, *missed]
+    ):
+        return True
+    turn = event.invocation_id
+    others = [each for each in missed if turn and each.invocation_id == turn]
+    return bool(_call_ids([event]) and _call_ids(others))
+
+
+def unanswered(missed: Iterable[Event], event: Event) -> set[str | None]:
+    """The function calls of other writers whose responses must precede an event."""
+    missed = [*missed]
+    open_calls = _call_ids(missed) - _answered_ids(missed) - _long_running_ids(missed)
+    return open_calls - _answered_ids([event])
+
+
+def _call_ids(events: Iterable[Event]) -> set[str | None]:
+    """The ids of the function calls in events; names, where they have none."""
+    calls = chain.from_iterable(each.get_function_calls() for each in events)
+    return {each.id or each.name for each in calls}
+
+
+def _answered_ids(events: Iterable[Event]) -> set[str | None]:
+    responses = chain.from_iterable(each.get_function_responses() for each in events)
+    return {each.id or each.name for each in responses}
+
+
+def _long_running_ids(events: Iterable[Event]) -> set[str | None]:
+    return {id_ for each in events for id_ in each.long_running_tool_ids or ()}
