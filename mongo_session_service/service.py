@@ -546,7 +546,7 @@ class MongoSessionService(BaseSessionService):
         if appended.missed is not None:
             show_missed_events(session, appended.missed)
         mark(session, appended.marker)
-        if event is not stored:  # a rewind, which also restores the initial state
+        if event is not stored:  # it was completed: the actions are those of a rewind
             event.actions = stored.actions
         session.last_update_time = event.timestamp
         await super().append_event(session, event)

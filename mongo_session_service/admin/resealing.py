@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 from bson.raw_bson import RawBSONDocument
 
 from mongo_session_service.changes.decoder import RESEALED, decode_appended, key_in_id
-from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import dead_letters
+from mongo_session_service.driver import replies
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.tasks import uninterrupted

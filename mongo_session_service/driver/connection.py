@@ -19,9 +19,8 @@ from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.driver import compat, retries
+from mongo_session_service.driver import compat, replies, retries
 from mongo_session_service.driver.clocks import LatestWrite, SecondaryReads, ServerClock
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.tasks import uninterrupted

@@ -13,10 +13,10 @@ from bson.timestamp import Timestamp
 from pymongo import errors
 from pymongo.read_concern import ReadConcern
 
-from mongo_session_service.codec import replies
-from mongo_session_service.codec.replies import Encoded
+from mongo_session_service.driver import replies
 from mongo_session_service.driver.clocks import SecondaryReads
 from mongo_session_service.driver.connection import Connection, kill_client_session
+from mongo_session_service.driver.replies import Encoded
 from mongo_session_service.driver.retries import REPEAT_PAUSES, is_transient
 from mongo_session_service.driver.slices import in_slices, without_collector
 from mongo_session_service.driver.tasks import uninterrupted
@@ -100,13 +100,20 @@ class Snapshot(NamedTuple):
             return self.few
         return replies.decode_documents(self.encoded)
 
+    async def documents(self) -> list[Document]:
+        """Decode the documents, in slices."""
+        return await in_slices(self.decoded())
+
 
 async def load_documents(
-    connection: Connection, *several: Query, anywhere: bool = False
+    connection: Connection,
+    *several: Query,
+    anywhere: bool = False,
+    as_of: Timestamp | None = None,
 ) -> list[Document]:
     """The documents of some queries, decoded."""
-    found = await read_snapshot(connection, *several, anywhere=anywhere)
-    return await in_slices(found.decoded())
+    found = await read_snapshot(connection, *several, anywhere=anywhere, as_of=as_of)
+    return await found.documents()
 
 
 async def read_snapshot(

@@ -24,8 +24,12 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.slices import in_slices
-from mongo_session_service.driver.snapshots import NO_TIME, Query, read_snapshot
+from mongo_session_service.driver.snapshots import (
+    NO_TIME,
+    Query,
+    load_documents,
+    read_snapshot,
+)
 from mongo_session_service.errors import (
     InvalidInputError,
     SlowSubscriberError,
@@ -81,7 +85,7 @@ async def load_view(
     found = await read_snapshot(
         connection, Query("sessions", stored), *shared, not_before=not_before
     )
-    heads = await in_slices(found.decoded())
+    heads = await found.documents()
     session = next((it for it in heads if it["_id"] == key.id), None)
     if session is None:
         return None
@@ -141,8 +145,7 @@ async def _with_turn(
     if "first_revision" in turn:
         own = queries.events_after(key, turn["first_revision"] - 1)
         wanted.append(Query("events", own, fields=("event.id",)))
-    found = await read_snapshot(connection, *wanted, as_of=view.as_of)
-    read = await in_slices(found.decoded())
+    read = await load_documents(connection, *wanted, as_of=view.as_of)
     stored_ids = [each["event"]["id"] for each in read if "n" not in each["_id"]]
     stored = {*stored_ids}
     items = [decode_turn_progress(each, connection.hooks) for each in read]

@@ -16,7 +16,6 @@ from bson.timestamp import Timestamp
 
 from mongo_session_service.codec.documents import HEAD, is_visible, log_begins
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey
@@ -54,7 +53,7 @@ async def read_page(
     events = Query("events", where, order=order, limit=size, fields=fields)
     both = [events] if session is None else [session, events]
     found = await read_snapshot(connection, *both, as_of=as_of, whole=False)
-    documents = await in_slices(found.decoded())
+    documents = await found.documents()
     logged = [each for each in documents if "revision" in each["_id"]]
     sessions = [each for each in documents if "revision" not in each["_id"]]
     return LogPage(logged, sessions, found.as_of, found.is_whole and len(logged) < size)
@@ -222,5 +221,5 @@ async def _load_user_page(connection: Connection, where: Document) -> LogPage:
         return page
     ids = [key.id for key in sorted(keys)]
     heads = Query("sessions", {"_id": {"$in": ids}}, fields=HEAD)
-    found = await read_snapshot(connection, heads, as_of=page.as_of)
-    return page._replace(sessions=await in_slices(found.decoded()))
+    sessions = await load_documents(connection, heads, as_of=page.as_of)
+    return page._replace(sessions=sessions)

@@ -364,13 +364,12 @@ async def _load_found(
     at: Connection, query: Query, *, with_state: bool
 ) -> tuple[list[Document], list[Document]]:
     read = await read_snapshot(at, query)
-    found = await in_slices(read.decoded())
+    found = await read.documents()
     keys = [key for each in found if (key := documents.key_of(each["_id"]))]
     if not with_state or not keys:
         return found, []
     wanted = queries.shared_state_queries_by_key(keys)
-    shared = await read_snapshot(at, *wanted, as_of=read.as_of)
-    return found, await in_slices(shared.decoded())
+    return found, await load_documents(at, *wanted, as_of=read.as_of)
 
 
 _SAME_ID: Final = 50

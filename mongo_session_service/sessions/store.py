@@ -22,8 +22,8 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.codec.replies import Encoded, decode_documents
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.replies import Encoded, decode_documents
 from mongo_session_service.driver.slices import in_slices, without_collector
 from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.driver.tasks import background
@@ -211,7 +211,7 @@ class SessionStore:
         )
         plain = await in_slices(map(bson_values.is_plain, found.encoded))
         return documents.decode_sessions(
-            await in_slices(found.decoded()),
+            await found.documents(),
             now,
             self._connection.hooks,
             is_list=True,

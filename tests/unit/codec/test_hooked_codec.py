@@ -22,7 +22,7 @@ from mongo_session_service.codec.documents import (
     is_same_event,
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.replies import CODEC_OPTIONS
+from mongo_session_service.driver.replies import CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
 
 KEY = SessionKey("app", "user", "session")

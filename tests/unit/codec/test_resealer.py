@@ -21,8 +21,8 @@ from mongo_session_service.codec.documents import (
     session_document,
 )
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
-from mongo_session_service.codec.replies import CODEC_OPTIONS
 from mongo_session_service.codec.resealer import Resealer
+from mongo_session_service.driver.replies import CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
 
 KEY = SessionKey("app", "user", "session")

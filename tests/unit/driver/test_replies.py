@@ -8,7 +8,7 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mongo_session_service.codec import replies
+from mongo_session_service.driver import replies
 
 _SIZES = st.lists(st.integers(0, 2) | st.integers(60_000, 70_000), max_size=12)
 
