@@ -44,8 +44,8 @@ from mongo_session_service.consumers.leased_reader import (
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.cooperative import in_slices
 from mongo_session_service.driver.lease import LeaseRenewer
-from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.tasks import running_loop, uninterrupted
 from mongo_session_service.driver.translation import (
     reporting_stored_unread,

@@ -22,7 +22,7 @@ from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import dead_letters
 from mongo_session_service.driver import replies
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.cooperative import in_slices
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
 from mongo_session_service.errors import (

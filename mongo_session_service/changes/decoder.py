@@ -138,7 +138,7 @@ class ChangeRecord:
         return fields
 
 
-class Names(NamedTuple):
+class WatchedCollections(NamedTuple):
     """The names of the collections that are watched."""
 
     sessions: str
@@ -147,7 +147,7 @@ class Names(NamedTuple):
     user_states: str
 
     @classmethod
-    def of_connection(cls, connection: Any) -> Names:
+    def of_connection(cls, connection: Any) -> WatchedCollections:
         """The names of a connection's collections."""
         return cls(*(getattr(connection, kind).name for kind in cls._fields))
 
@@ -173,7 +173,7 @@ def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
     It has only plain comparisons, which the server can evaluate on its oplog. Without
     the drops, the stream of a dropped database would end without an error.
     """
-    names = Names.of_connection(connection)
+    names = WatchedCollections.of_connection(connection)
     states = {"$in": [names.app_states, names.user_states]}
     writes: list[Document] = [
         {
@@ -230,7 +230,9 @@ def mark_of(change: Document) -> str:
     return hashlib.sha256(bson.encode(named)).hexdigest()
 
 
-def decode_change(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | None:
+def decode_change(
+    change: Document, names: WatchedCollections, hooks: Hooks
+) -> ChangeEvent | None:
     """Decode a change; None if subscribers need not know, an error after a drop.
 
     A document of another tool that does not have this package's form is skipped with a
@@ -398,7 +400,7 @@ def committed_at(change: Document) -> float:
     return float(cluster_time(change).time)
 
 
-def _check_drop(change: Document, names: Names) -> None:
+def _check_drop(change: Document, names: WatchedCollections) -> None:
     kind, collection = change["operationType"], change.get("ns", {}).get("coll")
     target = change.get("to", {}).get("coll")  # replaced by the renamed one
     if kind in {"dropDatabase", "invalidate"}:
@@ -413,7 +415,7 @@ def _check_drop(change: Document, names: Names) -> None:
     raise HistoryLostError(f"{what}: there is nothing left to read.")
 
 
-def needs_document(change: Document, names: Names) -> bool:
+def needs_document(change: Document, names: WatchedCollections) -> bool:
     """Whether a change lacks content, so that its document has to be read.
 
     It does if it was too large for the stream, or if another tool has changed a part of

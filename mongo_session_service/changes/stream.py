@@ -13,7 +13,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Names
+from mongo_session_service.changes.decoder import WatchedCollections
 from mongo_session_service.driver import oplog
 from mongo_session_service.driver.compat import (
     Driver,
@@ -69,7 +69,7 @@ class Stream:
         ``start`` is a time on the deployment's clock, or a resume token.
         """
         self._connection = connection
-        self.names = Names.of_connection(connection)
+        self.names = WatchedCollections.of_connection(connection)
         self._pipeline = pipeline
         self._start = start
         self._slim = False
@@ -103,7 +103,7 @@ class Stream:
             try:
                 return await self._read()
             except (PyMongoError, TimeoutError) as error:
-                if not self._needs_slimming(error):
+                if not self._switch_to_slim_pipeline(error):
                     check_stream(error)
                     pause = next(waiting, None)
                     if pause is None:
@@ -112,8 +112,8 @@ class Stream:
                     await asyncio.sleep(pause)
                 self.reopened += 1
 
-    def _needs_slimming(self, error: Exception) -> bool:
-        """Whether the next change is too large, and can be read without its content."""
+    def _switch_to_slim_pipeline(self, error: Exception) -> bool:
+        """Leave the next change's content out, if it is too large; False if not."""
         if getattr(error, "code", None) != _TOO_LARGE or self._slim:
             return False
         self._slim = True

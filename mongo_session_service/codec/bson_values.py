@@ -273,7 +273,7 @@ def is_json(value: Any) -> bool:
 
 def _wrap(value: Any) -> dict[str, Any]:
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_wrapped_form)
+        text = json.dumps(value, ensure_ascii=False, default=_json_inside_wrapper)
     except InvalidInputError:
         raise
     except (TypeError, ValueError, RecursionError):  # may quote the value
@@ -286,7 +286,7 @@ def _wrap(value: Any) -> dict[str, Any]:
     return {WRAPPER: text if is_text else text.encode("utf-8", "surrogatepass")}
 
 
-def _wrapped_form(value: Any) -> Any:
+def _json_inside_wrapper(value: Any) -> Any:
     if isinstance(value, bytes):
         raise InvalidInputError("it holds bytes in a part that has to become text")
     return json_form(value)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.consumers.handler import in_transaction
+from mongo_session_service.consumers.handler import run_interruptible_transaction
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import Lease
 from mongo_session_service.driver.transactions import ClientSessions, Txn
@@ -303,7 +303,9 @@ class Checkpoint:
                 raise
 
         async with self._client_sessions.borrow() as session:
-            reached = await in_transaction(self.connection, attempt, save, session)
+            reached = await run_interruptible_transaction(
+                self.connection, attempt, save, session
+            )
         if self._replaces_dead:
             self._replaces_dead = False
             await self._note_lock({"$unset": {_IS_LOCKED_OUT: ""}})

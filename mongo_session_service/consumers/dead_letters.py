@@ -147,11 +147,11 @@ async def replay_dead_letters(
     """Call a handler once on each dead letter; how many it handled and removed."""
     handled = 0
     async for letter in load_dead_letters(connection, consumer):
-        work = handlers.handling_work(handler, letter.record, connection)
+        work = handlers.handler_call(handler, letter.record, connection)
         remove = partial(_remove_letter, connection, letter)
         try:
             if transactional:
-                await handlers.in_transaction(connection, work, remove)
+                await handlers.run_interruptible_transaction(connection, work, remove)
             else:
                 await work(None)
                 await uninterrupted(retry_soon(remove, None))

@@ -15,14 +15,14 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import ChangeRecord, Names
+from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.slices import Pace
+from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.driver.snapshots import NO_TIME, load_documents
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
@@ -89,7 +89,7 @@ class Fetcher:
                 found.append(delivery)
             elif not self._has_more:
                 break
-            await pace.keep()
+            await pace.yield_to_loop()
         return found
 
     def has_passed(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
@@ -121,7 +121,9 @@ class Fetcher:
             self.position = self.position.after_silence(token)
         return None
 
-    def _delivery_of(self, change: Document, names: Names) -> Delivery | None:
+    def _delivery_of(
+        self, change: Document, names: WatchedCollections
+    ) -> Delivery | None:
         """The delivery that a change event results in, if any."""
         cluster_time, mark = decoder.cluster_time(change), decoder.mark_of(change)
         # Others may have its time.

@@ -68,16 +68,16 @@ def handler_connection() -> Connection:
     return found
 
 
-def handling_work(
+def handler_call(
     handler: Handler, record: ChangeRecord, connection: Connection
 ) -> Work:
-    """The work of calling a handler with a change that came through a connection.
+    """Wrap a handler's call for a transaction; its errors become HandlerFailedError.
 
     The work raises:
         HandlerFailedError: the handler raised, or the change cannot be read.
     """
 
-    async def work(txn: Txn) -> None:
+    async def call_handler(txn: Txn) -> None:
         token = _connection.set(connection)
         try:
             change = record.change()
@@ -93,10 +93,10 @@ def handling_work(
         finally:
             _connection.reset(token)
 
-    return work
+    return call_handler
 
 
-async def in_transaction(
+async def run_interruptible_transaction(
     connection: Connection,
     work: Callable[[Txn], Awaitable[Result]],
     finish: Callable[[Txn, Result], Awaitable[None]],
@@ -111,7 +111,7 @@ async def in_transaction(
     is_working = False
     aborted = 0
 
-    async def both(txn: Txn) -> Result:
+    async def work_then_finish(txn: Txn) -> Result:
         nonlocal is_working, aborted
         is_working = True
         try:
@@ -127,7 +127,9 @@ async def in_transaction(
             raise HandlerFailedError(error) from error
         return result
 
-    running = connection.retry(run_transaction, connection, both, session=session)
+    running = connection.retry(
+        run_transaction, connection, work_then_finish, session=session
+    )
     task = asyncio.ensure_future(running)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -17,7 +17,7 @@ from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.fetcher import Delivery
 from mongo_session_service.consumers.leased_reader import LeasedReader
-from mongo_session_service.driver.slices import Pace
+from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.driver.tasks import backoff, uninterrupted
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.records import SessionKey
@@ -25,7 +25,7 @@ from mongo_session_service.model.wording import counted
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_PAUSE: Final = 30.0  # seconds
+_LONGEST_HANDLER_PAUSE: Final = 30.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Processor:
                 await self._handle_with_retries(reader, delivery)
                 alone = max(alone - 1, 0)
             await self._save_if_due(reader)
-            await pace.keep()
+            await pace.yield_to_loop()
             delivery = reader.next_ready()
         await reader.save_handled()
 
@@ -71,12 +71,12 @@ class Processor:
 
         What follows a change that is not handled yet is not saved.
         """
-        lanes = Lanes(self.concurrency)
+        pool = KeyedTaskPool(self.concurrency)
         started: list[tuple[Delivery, asyncio.Task[bool]]] = []
         following: Delivery | None = first
         while following is not None:
             work = partial(self._handle_with_retries, reader, following)
-            task = lanes.start_in_lane(following.record.owner, work)
+            task = pool.submit(following.record.owner, work)
             started.append((following, task))
             following = reader.next_ready()
         tasks = [task for _, task in started]
@@ -111,9 +111,7 @@ class Processor:
             following: Delivery | None = first
             while following is not None:
                 members.append(following)
-                work = handlers.handling_work(
-                    self.handler, following.record, connection
-                )
+                work = handlers.handler_call(self.handler, following.record, connection)
                 await work(txn)
                 size += dead_letters.size_of(following.record)
                 is_full = size >= limits.group_bytes or time.monotonic() >= end
@@ -139,7 +137,7 @@ class Processor:
         """
         if not reader.is_delivering():
             return False
-        work = handlers.handling_work(self.handler, delivery.record, reader.connection)
+        work = handlers.handler_call(self.handler, delivery.record, reader.connection)
         for attempt in range(self.max_attempts):
             try:
                 if self.transactional:
@@ -154,7 +152,7 @@ class Processor:
             await reader.save_handled()  # a pause holds up no one else's commit
             is_last = attempt + 1 == self.max_attempts
             first = reader.connection.limits.handler_retry_seconds
-            pause = backoff(attempt, first=first, longest=_LONGEST_PAUSE)
+            pause = backoff(attempt, first=first, longest=_LONGEST_HANDLER_PAUSE)
             if not is_last and await reader.ends_within(pause):
                 return False
         logger.warning(
@@ -179,39 +177,39 @@ class _NotRepeatedError(Exception):
     """A transaction of several changes is not repeated."""
 
 
-Lane: TypeAlias = tuple[str, ...]
-"""An app, a user or a session. Lanes are related if one begins with the other."""
+TaskKey: TypeAlias = tuple[str, ...]
+"""An app, a user or a session. Keys are related if one begins with the other."""
 
 
 _OF_SESSION: Final = len(SessionKey._fields)
 
 
-class Lanes:
+class KeyedTaskPool:
     """Runs work, some at once, and after all related work that was started before."""
 
     def __init__(self, width: int) -> None:
         self._room = asyncio.Semaphore(width)
-        self._last: dict[Lane, asyncio.Task[bool]] = {}
+        self._last: dict[TaskKey, asyncio.Task[bool]] = {}
 
-    def start_in_lane(
-        self, lane: Lane, work: Callable[[], Coroutine[None, None, bool]]
+    def submit(
+        self, key: TaskKey, work: Callable[[], Coroutine[None, None, bool]]
     ) -> asyncio.Task[bool]:
         """Start work, whose result is whether it was done; False if one before was not.
 
         It begins as soon as there is room, and related work has ended.
         """
-        before = [self._last[each] for each in self._related_lanes(lane)]
+        before = [self._last[each] for each in self._related_keys(key)]
         task = asyncio.create_task(self._run_after(before, work))
-        self._last[lane] = task
+        self._last[key] = task
         return task
 
-    def _related_lanes(self, lane: Lane) -> list[Lane]:
-        parts = [lane[:length] for length in range(1, len(lane))]
-        found = [each for each in (*parts, lane) if each in self._last]
-        if len(lane) < _OF_SESSION:
-            size = len(lane)
+    def _related_keys(self, key: TaskKey) -> list[TaskKey]:
+        parts = [key[:length] for length in range(1, len(key))]
+        found = [each for each in (*parts, key) if each in self._last]
+        if len(key) < _OF_SESSION:
+            size = len(key)
             longer = (each for each in self._last if len(each) > size)
-            found += [each for each in longer if each[:size] == lane]
+            found += [each for each in longer if each[:size] == key]
         return found
 
     async def _run_after(

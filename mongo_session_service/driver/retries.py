@@ -55,8 +55,8 @@ PAUSE_AFTER_LOSS: Final = 0.5
 REPEAT_PAUSES: Final = (0.01, 0.05, 0.2)
 """Seconds between the attempts of what is repeated soon."""
 
-_FIRST_PAUSE: Final = 0.02  # seconds
-_LONGEST_PAUSE: Final = 2.0  # seconds
+_FIRST_RETRY_PAUSE: Final = 0.02  # seconds
+_LONGEST_RETRY_PAUSE: Final = 2.0  # seconds
 
 
 class ErrorTranslation:
@@ -146,7 +146,7 @@ def pauses() -> Iterator[float]:
     for attempt in count():
         if time.monotonic() >= end:
             return
-        yield backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+        yield backoff(attempt, first=_FIRST_RETRY_PAUSE, longest=_LONGEST_RETRY_PAUSE)
 
 
 def gave_up_error(error: Exception) -> MongoSessionServiceError:

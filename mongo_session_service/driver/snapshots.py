@@ -16,9 +16,9 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service.driver import replies
 from mongo_session_service.driver.clocks import SecondaryReads
 from mongo_session_service.driver.connection import Connection, kill_client_session
+from mongo_session_service.driver.cooperative import in_slices, with_gc_paused
 from mongo_session_service.driver.replies import Encoded
 from mongo_session_service.driver.retries import REPEAT_PAUSES, is_transient
-from mongo_session_service.driver.slices import in_slices, without_collector
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.model.records import Document
 
@@ -213,7 +213,7 @@ async def _read_primary(
         reply = await connection.run_read_command(command, session)
         small = None
         if not encoded:
-            small = without_collector(partial(replies.decode_small_reply, reply))
+            small = with_gc_paused(partial(replies.decode_small_reply, reply))
         if small is not None and not small["id"]:
             few = small["firstBatch"]
             found = Snapshot([reply.raw], small["atClusterTime"], few=few)

@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_FIRST_PAUSE: Final = 0.1
+_FIRST_RESTART_PAUSE: Final = 0.1
 """Seconds until a task that has died is started again."""
-_LONGEST_PAUSE: Final = 2.0
+_LONGEST_RESTART_PAUSE: Final = 2.0
 """Seconds, as long as it dies again and again; a lease needs a renewal in six."""
 
 
@@ -192,7 +192,9 @@ class Supervisor(NamedTuple):
 
 def _pauses() -> Iterator[float]:
     for attempt in count():
-        yield backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+        yield backoff(
+            attempt, first=_FIRST_RESTART_PAUSE, longest=_LONGEST_RESTART_PAUSE
+        )
 
 
 def backoff(attempt: int, *, first: float, longest: float) -> float:

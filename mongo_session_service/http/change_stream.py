@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.driver.slices import Pace
+from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.errors import (
     HistoryLostError,
     InvalidInputError,
@@ -108,7 +108,7 @@ class Outbox:
                 if self._size >= PIECE:
                     self._has_room.clear()
                 self.is_due.set()
-                await pace.keep()
+                await pace.yield_to_loop()
         finally:
             self.is_due.set()
 
@@ -165,7 +165,7 @@ class Content:
             if change is None:
                 break
             self._page.append(self._frame_of(change))
-            await pace.keep()
+            await pace.yield_to_loop()
         if self._held is not None:
             self._held.shrink(each.data for each in self._page)
 
@@ -220,7 +220,7 @@ class Earlier:
             return
         for each in changes or ():
             self._page.append(Frame("earlier", each.json_text))
-            await pace.keep()
+            await pace.yield_to_loop()
         if changes is None:
             self._is_over = True
             self._page.append(Frame("beginning", "{}"))

@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
-from mongo_session_service.driver.slices import Pace
+from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
@@ -271,7 +271,7 @@ class SessionResources:
                     fields = {"revision": revision, "event": event}
                     shown.append(public_view.json_text(fields))
                     size += len(shown[-1])
-                    await pace.keep()
+                    await pace.yield_to_loop()
             text = text_with_events({"has_more": has_more}, shown)
             reading.pop_all()
         return HeldText(text, self.limits.http_unread_seconds, held)
@@ -508,7 +508,7 @@ async def session_json(session: Session) -> str:
     for each in session.events:
         text = public_view.json_text({"event": each})
         events.append(text.removeprefix('{"event":').removesuffix("}"))
-        await pace.keep()
+        await pace.yield_to_loop()
     names = {it.alias or name: name for name, it in Session.model_fields.items()}
     del names["events"]
     fields = {alias: getattr(session, name) for alias, name in names.items()}

@@ -46,7 +46,7 @@ from mongo_session_service.sessions.waiting_log import waiting_fields_at
 MAX_ORIGINS: Final = 100
 """How many sessions a fork of forks names at most, the nearest."""
 
-LIFETIME: Final = 60.0
+FORK_LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
 
 _STEP_MS: Final = 40_000
@@ -79,7 +79,7 @@ async def copy_session(
             connection, source, until, beginning.session
         )
     revision = history.check_revision(beginning.session, until)
-    reservations = Reservations(FORK, LIFETIME)
+    reservations = Reservations(FORK, FORK_LIFETIME)
     fork = Fork(connection, source, target, beginning, revision, reservations)
     try:
         await fork.reserve()
@@ -120,13 +120,13 @@ class Fork:
     @property
     def reservation(self) -> Document:
         """Return the filter for the target's reservation, as long as it is held."""
-        return self.reservations.held(self.target)
+        return self.reservations.held_filter(self.target)
 
     async def reserve(self) -> None:
         """Hold the target's place, unless a session is stored there."""
         connection, id_ = self.connection, self.target.id
         for left in reversed(range(deletion.PLACE_ATTEMPTS)):
-            reservation = self.reservations.new(connection, id_)
+            reservation = self.reservations.new_document(connection, id_)
             try:
                 await uninterrupted(
                     retry_soon(connection.sessions.insert_one, reservation)
@@ -141,7 +141,7 @@ class Fork:
 
     async def renew(self) -> None:
         """Hold the place for longer."""
-        renewal = self.reservations.renewal(self.connection)
+        renewal = self.reservations.renewal_update(self.connection)
         held = await retry_soon(
             self.connection.sessions.update_one, self.reservation, renewal
         )

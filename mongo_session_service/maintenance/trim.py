@@ -82,8 +82,8 @@ class Criterion:
 
 
 @dataclass(slots=True)
-class Ties:
-    """Ties between the events of a log, read as far as ``until``.
+class TrimConstraints:
+    """Constraints that the events of a log, read up to ``until``, set to a trim.
 
     No cut may come between a function call and its responses, nor between an event and
     a rewind that has undone it: ADK passes over a rewind to an invocation that it does
@@ -147,7 +147,7 @@ class Ties:
         if target := event.actions.rewind_before_invocation_id:
             self.rewinds.append((revision, target))
 
-    def cut(self, wanted: int, now: float) -> int:
+    def last_safe_revision(self, wanted: int, now: float) -> int:
         """Find the last revision up to which the log may go, at most the wanted one."""
         pending = (name for name, until in self.pending.items() if until > now)
         spans: list[tuple[int, float]] = [
@@ -175,35 +175,40 @@ async def trim(
     A dry run only counts them. If a part of them was removed, it raises
     ``UnknownOutcomeError``: trim again for the rest.
     """
-    ties: Ties | None = None
+    constraints: TrimConstraints | None = None
     for _ in range(ATTEMPTS):
         beginning = await Beginning.load(connection, key)
         session = beginning.session
         created, begins = session["create_time"], log_begins(session)
-        if ties is None or (ties.created, ties.begins) != (created, begins):
-            ties = Ties(created, begins, criterion.before_time or -math.inf)
+        if constraints is None or (constraints.created, constraints.begins) != (
+            created,
+            begins,
+        ):
+            constraints = TrimConstraints(
+                created, begins, criterion.before_time or -math.inf
+            )
         cut = begins
         if await _last_removable(connection, key, session, criterion) > begins:
-            await ties.read_log(connection, key, session["revision"])
-            if ties.until != session["revision"]:
+            await constraints.read_log(connection, key, session["revision"])
+            if constraints.until != session["revision"]:
                 continue  # it was deleted or trimmed meanwhile
-            wanted = criterion.revision(session, ties.older)
-            cut = ties.cut(wanted, connection.clock.now())
+            wanted = criterion.revision(session, constraints.older)
+            cut = constraints.last_safe_revision(wanted, connection.clock.now())
         if is_dry_run:
             return max(0, cut - begins)
         if cut <= begins:
             return await _resume_removal(connection, key, session)
         as_of = cut, session.get(REDACTIONS)
-        if ties.state is None or ties.state[0] != as_of:
+        if constraints.state is None or constraints.state[0] != as_of:
             _, state = await history.states_at(connection, key, beginning, cut)
             check_initial_state(state)
-            ties.state = as_of, state
+            constraints.state = as_of, state
         waiting = decode_waiting(session, connection.hooks)
         if any(each.revision <= cut for each in waiting.named):
             log = rewinds.LogAt(key, cut, session["revision"])
             waiting = await waiting_at(connection, log)
         setting = partial(
-            _set_cut, connection, session, cut, ties.state[1], waiting=waiting
+            _set_cut, connection, session, cut, constraints.state[1], waiting=waiting
         )
         if await uninterrupted(run_transaction(connection, setting)):
             return await remove_trimmed(connection, key, created, cut)

@@ -71,12 +71,12 @@ class Reservations:
     """Seconds until a reservation expires, unless it is renewed."""
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def new(self, connection: Connection, id_: Document) -> Document:
+    def new_document(self, connection: Connection, id_: Document) -> Document:
         """A reservation of the session with this ``_id``."""
         expire_time = connection.clock.now() + self.lifetime
         return {"_id": id_, **self._fields(expire_time)}
 
-    def renewal(self, connection: Connection) -> Document | list[Document]:
+    def renewal_update(self, connection: Connection) -> Document | list[Document]:
         """The update that renews a reservation, or takes over another holder's."""
         if connection.driver is Driver.MOCK:
             expire_time: Any = connection.clock.now() + self.lifetime
@@ -84,7 +84,7 @@ class Reservations:
         # By the server's clock, which decides when a reservation is removed.
         return [{"$set": self._fields({"$add": [queries.SERVER_TIME, self.lifetime]})}]
 
-    def held(self, key: SessionKey, holder: str | None = None) -> Document:
+    def held_filter(self, key: SessionKey, holder: str | None = None) -> Document:
         """The filter for a session's reservation, as long as its holder has it.
 
         The holder is another import's, if it is to be taken over.

@@ -15,7 +15,7 @@ from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.cooperative import in_slices
 from mongo_session_service.driver.snapshots import Query, load_documents
 from mongo_session_service.errors import (
     InvalidInputError,

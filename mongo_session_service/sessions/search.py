@@ -20,7 +20,7 @@ from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.waiting_fields import WAITING
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.cooperative import in_slices
 from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (

@@ -23,8 +23,8 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.cooperative import in_slices, with_gc_paused
 from mongo_session_service.driver.replies import Encoded, decode_documents
-from mongo_session_service.driver.slices import in_slices, without_collector
 from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.driver.tasks import background
 from mongo_session_service.driver.transactions import Txn
@@ -174,7 +174,7 @@ class SessionStore:
     ) -> StoredSession | None:
         now, hooks = self._connection.clock.now(), self._connection.hooks
         decoded = documents.decode_sessions(heads, now, hooks, is_plain=is_plain)
-        session: StoredSession | None = without_collector(partial(next, decoded, None))
+        session: StoredSession | None = with_gc_paused(partial(next, decoded, None))
         return session
 
     async def load_event(self, key: SessionKey, event_id: str) -> Event | None:

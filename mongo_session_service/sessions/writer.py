@@ -70,8 +70,8 @@ MAX_RETRIES: Final = 8
 MAX_ENCODED: Final = 128
 """Calls that are admitted, to be encoded, in one iteration of the event loop."""
 
-_FIRST_PAUSE: Final = 0.01  # seconds
-_LONGEST_PAUSE: Final = 1.0  # seconds, while few documents are locked
+_FIRST_LOCK_PAUSE: Final = 0.01  # seconds
+_LONGEST_LOCK_PAUSE: Final = 1.0  # seconds, while few documents are locked
 
 _LOCKED: Final = (
     "Another writer's transaction has locked a document of this session, or of the"
@@ -617,8 +617,8 @@ class Writer:
             pause = 0.0
             if is_known:
                 before = self._locks.pop(document, _Lock(0.0, now)).pause
-                pause = max(_FIRST_PAUSE, len(self._locks) / MAX_RETRIES)
-                pause = max(min(1.5 * before, _LONGEST_PAUSE), pause)
+                pause = max(_FIRST_LOCK_PAUSE, len(self._locks) / MAX_RETRIES)
+                pause = max(min(1.5 * before, _LONGEST_LOCK_PAUSE), pause)
             due = now + pause * random.uniform(0.5, 1)  # noqa: S311  no secret
             self._locks[document] = _Lock(pause, due)
             self._set_alarm(due)

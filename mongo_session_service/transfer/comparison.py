@@ -22,7 +22,7 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import Append, Document
 from mongo_session_service.model.wording import counted
 from mongo_session_service.sessions.deletion import is_session
-from mongo_session_service.transfer.import_batches import Incoming, IncomingState
+from mongo_session_service.transfer.import_batches import EncodedSession, EncodedState
 from mongo_session_service.transfer.source_items import (
     ALTERED,
     Problem,
@@ -33,7 +33,7 @@ _ROUNDING: Final = 2e-6
 """Seconds by which equal times may differ."""
 
 
-class Standing(Enum):
+class ComparisonResult(Enum):
     """Comparison of a session in the target with the one to import."""
 
     NEW = "new"
@@ -55,10 +55,10 @@ class Difference(NamedTuple):
 class SessionPlan(NamedTuple):
     """A session of the source, or a part of one, beside what the target holds of it."""
 
-    incoming: Incoming
+    incoming: EncodedSession
     found: Document | None
     """The target's document under its id: a session or a reservation."""
-    standing: Standing
+    comparison: ComparisonResult
     matched: int
     """Events of this part that are stored correctly, counted from its first."""
     stored: int = 0
@@ -92,14 +92,14 @@ class SessionPlan(NamedTuple):
     @property
     def is_lacking(self) -> bool:
         """Whether there is something to write."""
-        return self.standing not in {Standing.SAME, Standing.AHEAD}
+        return self.comparison not in {ComparisonResult.SAME, ComparisonResult.AHEAD}
 
 
 class StatePlan(NamedTuple):
     """State of the source beside what the target holds of it."""
 
-    state: IncomingState
-    standing: Standing
+    state: EncodedState
+    comparison: ComparisonResult
     revision: int | None
     """The target's; None if it has none."""
     is_noted: bool
@@ -115,17 +115,17 @@ class StatePlan(NamedTuple):
     @property
     def lacks_note(self) -> bool:
         """Whether an import was killed between the state and its note."""
-        return self.standing is Standing.SAME and not self.is_noted
+        return self.comparison is ComparisonResult.SAME and not self.is_noted
 
     @property
     def is_lacking(self) -> bool:
         """Whether there is something to write."""
-        is_there = self.standing in {Standing.SAME, Standing.AHEAD}
+        is_there = self.comparison in {ComparisonResult.SAME, ComparisonResult.AHEAD}
         return not is_there or self.lacks_note
 
 
 def _count_matching(
-    incoming: Incoming, stored: Sequence[Document], hooks: Hooks
+    incoming: EncodedSession, stored: Sequence[Document], hooks: Hooks
 ) -> int:
     """How many events of a part are stored correctly, counted from its first."""
     for index, append in enumerate(incoming.appends):
@@ -160,7 +160,7 @@ def _is_already_stored(
 
 
 def _event_difference(
-    incoming: Incoming, stored: Sequence[Document], matched: int
+    incoming: EncodedSession, stored: Sequence[Document], matched: int
 ) -> str:
     append, revision = incoming.appends[matched], incoming.offset + matched + 1
     event_id = append.event.get("id")
@@ -175,7 +175,7 @@ def _event_difference(
 
 
 def compare_session(
-    incoming: Incoming,
+    incoming: EncodedSession,
     found: Document | None,
     stored: Sequence[Document],
     hooks: Hooks,
@@ -186,12 +186,12 @@ def compare_session(
     one more than it has. Content is compared as it is after loading.
     """
     matched = _count_matching(incoming, stored, hooks)
-    plan = SessionPlan(incoming, found, Standing.NEW, matched)
+    plan = SessionPlan(incoming, found, ComparisonResult.NEW, matched)
     if found is None or not is_session(found):
         missing = Difference("_id", "the target does not have it")
         there = plan._replace(stored=len(stored))
         return there._replace(differences=(missing,)) if incoming.is_last else there
-    plan = plan._replace(standing=Standing.CONFLICT)
+    plan = plan._replace(comparison=ComparisonResult.CONFLICT)
     try:
         documents.checked_key(found)
         differences = tuple(_session_differences(incoming, found, hooks))
@@ -203,42 +203,42 @@ def compare_session(
         reason = f"its event {incoming.offset + matched + 1} is different"
         return plan._replace(event=event, reason=reason)
     reasons = {each.field: each.reason for each in reversed(differences)}
-    standing, reason = _standing(incoming, found, reasons)
-    return plan._replace(standing=standing, reason=reason)
+    comparison, reason = _classify(incoming, found, reasons)
+    return plan._replace(comparison=comparison, reason=reason)
 
 
-def _standing(
-    incoming: Incoming, session: Document, reasons: Mapping[str, str]
-) -> tuple[Standing, str]:
+def _classify(
+    incoming: EncodedSession, session: Document, reasons: Mapping[str, str]
+) -> tuple[ComparisonResult, str]:
     """Judge two sessions without different events, and say why in a conflict.
 
     ``reasons`` has how each field that is not equal differs.
     """
     revision = session["revision"]
     if documents.LOG_BEGINS in reasons:
-        return Standing.CONFLICT, reasons[documents.LOG_BEGINS]
+        return ComparisonResult.CONFLICT, reasons[documents.LOG_BEGINS]
     if not incoming.is_last:
-        return Standing.BEHIND, ""
+        return ComparisonResult.BEHIND, ""
     if revision == documents.log_begins(session):
         # Without events, two sessions are one if they were created at the same time.
         known = "state" if incoming.header.create_time is None else "create_time"
         if known in reasons:
-            return Standing.CONFLICT, "it was created separately"
+            return ComparisonResult.CONFLICT, "it was created separately"
     if revision != incoming.revision:
         is_ahead = revision > incoming.revision
-        return Standing.AHEAD if is_ahead else Standing.BEHIND, ""
+        return ComparisonResult.AHEAD if is_ahead else ComparisonResult.BEHIND, ""
     for field in ("details", "state", "update_time"):
         if field in reasons and incoming.header.update_time > session["update_time"]:
-            return Standing.BEHIND, ""
+            return ComparisonResult.BEHIND, ""
         if field in reasons:
-            return Standing.CONFLICT, reasons[field]
+            return ComparisonResult.CONFLICT, reasons[field]
     if documents.INITIAL in reasons:
-        return Standing.CONFLICT, reasons[documents.INITIAL]
-    return Standing.SAME, ""
+        return ComparisonResult.CONFLICT, reasons[documents.INITIAL]
+    return ComparisonResult.SAME, ""
 
 
 def _session_differences(
-    incoming: Incoming, session: Document, hooks: Hooks
+    incoming: EncodedSession, session: Document, hooks: Hooks
 ) -> Iterator[Difference]:
     """The fields that differ; of a part that is not the last, only the log's begin."""
     header, begins = incoming.header, documents.log_begins(session)
@@ -274,7 +274,7 @@ def _session_differences(
 
 
 def _title_and_details(
-    incoming: Incoming,
+    incoming: EncodedSession,
     session: Document,
     here: Mapping[str, Any],
     there: Mapping[str, Any],
@@ -321,7 +321,7 @@ def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> lis
 
 
 def compare_state(
-    wanted: IncomingState,
+    wanted: EncodedState,
     stored: Document | None,
     note: Document | None,
     hooks: Hooks,
@@ -334,7 +334,7 @@ def compare_state(
     here = documents.decode_state(wanted.state, owner, hooks)
     revision = stored.get("revision") if stored else None
     is_noted = note is not None and note["revision"] == revision
-    plan = StatePlan(wanted, Standing.CONFLICT, revision, is_noted)
+    plan = StatePlan(wanted, ComparisonResult.CONFLICT, revision, is_noted)
     try:
         fields = {} if stored is None else stored.get("state")
         there = documents.decode_state(fields, owner, hooks)
@@ -342,11 +342,11 @@ def compare_state(
         return plan._replace(differences=(ALTERED,))
     plan = plan._replace(differences=tuple(_state_differences(here, there)))
     if stored is None:
-        return plan._replace(standing=Standing.NEW)
+        return plan._replace(comparison=ComparisonResult.NEW)
     if not plan.differences:
-        return plan._replace(standing=Standing.SAME)
+        return plan._replace(comparison=ComparisonResult.SAME)
     if is_noted:
-        return plan._replace(standing=Standing.BEHIND)
+        return plan._replace(comparison=ComparisonResult.BEHIND)
     if note and wanted.digest and note.get("digest") == wanted.digest:
-        return plan._replace(standing=Standing.AHEAD)
+        return plan._replace(comparison=ComparisonResult.AHEAD)
     return plan

@@ -88,8 +88,8 @@ from mongo_session_service.transfer.sources.adk_rows import check_weight, valida
 from mongo_session_service.transfer.sources.base_source import (
     BaseSource,
     MalformedError,
-    drawn,
     in_thread,
+    iterate_in_threads,
 )
 from mongo_session_service.transfer.sources.store_source import StoreSource
 
@@ -332,7 +332,7 @@ class JsonLinesSource(BaseSource):
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """The file's items, in order."""
-        async with aclosing(drawn(self._items())) as items:
+        async with aclosing(iterate_in_threads(self._items())) as items:
             is_wanted = False
             async for item in items:
                 if isinstance(item, SharedState):

@@ -50,7 +50,7 @@ MAX_BYTES: Final = 8_000_000
 
 
 @dataclass(slots=True)
-class Incoming:
+class EncodedSession:
     """An encoded session, or a part of one that is too large for one write."""
 
     key: SessionKey
@@ -102,13 +102,13 @@ class Incoming:
     def session_document(self) -> Document:
         """The session's document; it is stored after all events."""
         return {
-            **session_document(self.created()),
+            **session_document(self.as_new_session()),
             "state": self.state,
             "revision": self.revision,
             "update_time": self.header.update_time,
         }
 
-    def created(self) -> NewSession:
+    def as_new_session(self) -> NewSession:
         """The session as it was created; a missing initial state is inferred."""
         header, initial, create_time = (
             self.header,
@@ -130,7 +130,7 @@ class Incoming:
             header.forked_from,
         )
 
-    def rest(self) -> Incoming:
+    def next_part(self) -> EncodedSession:
         """The next part, still empty."""
         self.is_last = False
         size = self.size - sum(append.size for append in self.appends)
@@ -138,7 +138,7 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingState:
+class EncodedState:
     """The encoded state of an app or user."""
 
     shared: SharedState
@@ -159,8 +159,8 @@ class IncomingState:
 class Batch:
     """Sessions and shared state that are written together, or one part of a session."""
 
-    states: dict[tuple[str, str | None], IncomingState] = field(default_factory=dict)
-    sessions: list[Incoming] = field(default_factory=list)
+    states: dict[tuple[str, str | None], EncodedState] = field(default_factory=dict)
+    sessions: list[EncodedSession] = field(default_factory=list)
     events: int = 0
     size: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -181,7 +181,7 @@ class Batch:
         documents = self.events + len(self.sessions) + len(self.states)
         return documents >= MAX_EVENTS or self.size >= MAX_BYTES
 
-    def add(self, session: Incoming) -> None:
+    def add(self, session: EncodedSession) -> None:
         """Add a session."""
         self.sessions.append(session)
         self.keys.add(session.key)
@@ -195,7 +195,7 @@ class BatchEncoder:
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self._batch = Batch()
-        self._current: Incoming | None = None
+        self._current: EncodedSession | None = None
         self._ids: set[str] = set()
         self._stripped: set[SessionKey] = set()
         """Keys that the source has with white space around the session's id."""
@@ -266,7 +266,7 @@ class BatchEncoder:
             if self._hooks.is_missing:
                 details = details and details.with_display_name(header.state)
                 name = display_name(header.state)
-            self._current = Incoming(
+            self._current = EncodedSession(
                 key,
                 replace(header, state={}, initial=None),  # which are encoded now
                 state,
@@ -284,7 +284,7 @@ class BatchEncoder:
         elif current is not None:
             yield from self._alone(current)
 
-    def _alone(self, part: Incoming) -> Iterable[Batch]:
+    def _alone(self, part: EncodedSession) -> Iterable[Batch]:
         """The batch so far, then the part alone."""
         yield self._taken()
         self._batch.add(part)
@@ -307,7 +307,7 @@ class BatchEncoder:
             current.began = min(append.timestamp, current.header.update_time)
         is_full = len(current.appends) >= MAX_EVENTS
         if current.appends and (is_full or current.size + append.size > MAX_BYTES):
-            rest = current.rest()
+            rest = current.next_part()
             yield from self._alone(current)
             self._current = current = rest
         current.appends.append(append)
@@ -323,7 +323,7 @@ class BatchEncoder:
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
             owner = shared.app_name, shared.user_id
             digest = _digest(encoded) if self._hooks.is_missing else None
-            self._batch.states[owner] = IncomingState(shared, encoded, size, digest)
+            self._batch.states[owner] = EncodedState(shared, encoded, size, digest)
             self._batch.size += size
 
 

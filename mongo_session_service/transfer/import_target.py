@@ -47,20 +47,20 @@ from mongo_session_service.sessions.waiting_log import (
     waiting_fields_at,
 )
 from mongo_session_service.transfer.comparison import (
+    ComparisonResult,
     SessionPlan,
-    Standing,
     StatePlan,
     compare_session,
     compare_state,
 )
-from mongo_session_service.transfer.import_batches import Incoming, IncomingState
+from mongo_session_service.transfer.import_batches import EncodedSession, EncodedState
 from mongo_session_service.transfer.source_items import session_text
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-LIFETIME: Final = 3600.0
+IMPORT_LIFETIME: Final = 3600.0
 """Seconds after which a reservation expires, unless an import resumes."""
 
 WARN_AFTER: Final = 3.0
@@ -78,7 +78,7 @@ class ImportTarget:
         self._connection = connection
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
-        self._reservations = Reservations(IMPORT, LIFETIME)
+        self._reservations = Reservations(IMPORT, IMPORT_LIFETIME)
         self._held: set[SessionKey] = set()
         """The places that are reserved, and not taken yet."""
 
@@ -93,7 +93,9 @@ class ImportTarget:
                 " Import into another database, or give the collections a prefix."
             )
 
-    async def plan_sessions(self, sessions: Sequence[Incoming]) -> list[SessionPlan]:
+    async def plan_sessions(
+        self, sessions: Sequence[EncodedSession]
+    ) -> list[SessionPlan]:
         """Compare sessions, or parts of them, with those that are stored."""
         found = await self._load_sessions(each.key for each in sessions)
         events = await self._load_events(sessions)
@@ -134,7 +136,7 @@ class ImportTarget:
         return found
 
     async def _load_events(
-        self, parts: Sequence[Incoming]
+        self, parts: Sequence[EncodedSession]
     ) -> dict[SessionKey, list[Document]]:
         """The events under these parts' revisions, and one more, in order."""
         found: dict[SessionKey, list[Document]] = {}
@@ -148,7 +150,7 @@ class ImportTarget:
                 found.setdefault(_key(each), []).append(each)
         return found
 
-    async def plan_states(self, states: Sequence[IncomingState]) -> list[StatePlan]:
+    async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
         """Compare shared states with those that are stored."""
         ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
         stored: dict[str, Document] = {}
@@ -179,9 +181,9 @@ class ImportTarget:
             await self._write_states(states)
             entering = []
             for each in sessions:
-                if each.found is None or each.standing is Standing.NEW:
+                if each.found is None or each.comparison is ComparisonResult.NEW:
                     entering.append(each)
-                elif each.standing is Standing.BEHIND:
+                elif each.comparison is ComparisonResult.BEHIND:
                     await self._catch_up(each.incoming, each.found, each.matched)
                 else:
                     reservation = await self._reserve_instead(each.found)
@@ -199,7 +201,10 @@ class ImportTarget:
         for each in entering:
             incoming = each.incoming
             after = incoming.offset + each.matched
-            if each.standing is Standing.CONFLICT or each.matched < each.stored:
+            if (
+                each.comparison is ComparisonResult.CONFLICT
+                or each.matched < each.stored
+            ):
                 await self._remove_events(incoming.key, after)
             begins = incoming.header.log_begins
             if each.found is not None and incoming.is_first and begins:
@@ -220,12 +225,12 @@ class ImportTarget:
             key = each.incoming.key
             holder = self._check_holder(each.incoming, each.found)
             if holder is None:
-                reservation = self._reservations.new(self._connection, key.id)
+                reservation = self._reservations.new_document(self._connection, key.id)
                 writes.append(InsertOne(reservation))
             else:
-                held = self._reservations.held(key, holder)
+                held = self._reservations.held_filter(key, holder)
                 writes.append(
-                    UpdateOne(held, self._reservations.renewal(self._connection))
+                    UpdateOne(held, self._reservations.renewal_update(self._connection))
                 )
                 renewed += 1
         if writes:
@@ -233,7 +238,9 @@ class ImportTarget:
             if done.matched_count != renewed:
                 raise ChangedError
 
-    def _check_holder(self, incoming: Incoming, found: Document | None) -> str | None:
+    def _check_holder(
+        self, incoming: EncodedSession, found: Document | None
+    ) -> str | None:
         """The import that holds a session's place; None if it is free."""
         holder: str | None = found.get(IMPORT) if found else None
         what = session_text(incoming.key)
@@ -251,11 +258,11 @@ class ImportTarget:
 
     async def _reserve_instead(self, session: Document) -> Document:
         """Replace a session with a reservation; its events stay for now."""
-        reservation = self._reservations.new(self._connection, session["_id"])
+        reservation = self._reservations.new_document(self._connection, session["_id"])
 
         async def replace_session(txn: Txn) -> None:
             gone = await self._connection.sessions.delete_one(
-                _as_read(session), session=txn
+                _unchanged_since_read_filter(session), session=txn
             )
             if gone.deleted_count == 0:
                 raise ChangedError
@@ -274,7 +281,7 @@ class ImportTarget:
 
         async def remove_step(txn: Txn) -> bool:
             held = await self._connection.sessions.update_one(
-                self._reservations.held(key), {"$inc": {"steps": 1}}, session=txn
+                self._reservations.held_filter(key), {"$inc": {"steps": 1}}, session=txn
             )
             if held.matched_count == 0:
                 raise ChangedError
@@ -294,14 +301,14 @@ class ImportTarget:
         """Store large initial states; remove one that the document found has left."""
         writes: list[UpdateOne | DeleteOne] = []
         for each in whole:
-            apart = initial_updates([each.incoming.created()])
+            apart = initial_updates([each.incoming.as_new_session()])
             writes += [UpdateOne(*update, upsert=True) for update in apart]
             if each.found is not None and not apart:
                 writes.append(DeleteOne({"_id": each.incoming.key.event_id(0)}))
         if writes:
             await self._connection.events.bulk_write(writes, ordered=False)
 
-    async def _store_sessions(self, whole: list[Incoming]) -> None:
+    async def _store_sessions(self, whole: list[EncodedSession]) -> None:
         """Replace reservations with their sessions, all of whose events are stored."""
         writes = []
         for each in whole:
@@ -309,7 +316,9 @@ class ImportTarget:
             if each.has_asked:  # its events, which tell what waits, are stored
                 log = LogAt(each.key, each.header.log_begins, each.revision)
                 document |= await waiting_fields_at(self._connection, log, each.key)
-            writes.append(ReplaceOne(self._reservations.held(each.key), document))
+            writes.append(
+                ReplaceOne(self._reservations.held_filter(each.key), document)
+            )
         if writes:
             done = await self._connection.sessions.bulk_write(writes, ordered=False)
             if done.matched_count != len(writes):
@@ -319,12 +328,14 @@ class ImportTarget:
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
         for key in self._held:
-            step = await remove_some(self._connection, self._reservations.held(key))
+            step = await remove_some(
+                self._connection, self._reservations.held_filter(key)
+            )
             if not step.is_last:
                 await remove_tombstone(self._connection, key)
 
     async def _catch_up(
-        self, incoming: Incoming, stored: Document, matched: int
+        self, incoming: EncodedSession, stored: Document, matched: int
     ) -> None:
         """Append the events after the matched ones to a session, in one transaction."""
         matched += incoming.offset
@@ -345,7 +356,7 @@ class ImportTarget:
         async def append_missing(txn: Txn) -> None:
             # Details may be others by now: to set them makes no new revision.
             before = await self._connection.sessions.find_one_and_update(
-                _as_read(stored),
+                _unchanged_since_read_filter(stored),
                 fields_update(fields),
                 dict.fromkeys(ANNOUNCED, 1),
                 session=txn,
@@ -369,7 +380,7 @@ class ImportTarget:
         await self._transaction(incoming.key, append_missing)
 
     def _changed_fields(
-        self, incoming: Incoming, stored: Document
+        self, incoming: EncodedSession, stored: Document
     ) -> tuple[Document, list[Update] | None]:
         """The fields that an existing session gets, None for those it has no more.
 
@@ -388,7 +399,7 @@ class ImportTarget:
         if incoming.initial in (None, stored.get(INITIAL)):
             fields.pop(INITIAL, None)
             return fields, None
-        began = replace(incoming.created(), create_time=stored["create_time"])
+        began = replace(incoming.as_new_session(), create_time=stored["create_time"])
         if initial := initial_updates([began]):
             fields[INITIAL] = None
         return fields, initial
@@ -447,6 +458,6 @@ def _key(event: Document) -> SessionKey:
     return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
 
 
-def _as_read(session: Document) -> Document:
+def _unchanged_since_read_filter(session: Document) -> Document:
     """The filter for a session that has not changed since it was read."""
     return {name: session[name] for name in ("_id", "revision", "create_time")}

@@ -19,8 +19,8 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.transfer.comparison import (
+    ComparisonResult,
     SessionPlan,
-    Standing,
     StatePlan,
 )
 from mongo_session_service.transfer.import_batches import Batch, encoded_batches
@@ -144,7 +144,7 @@ class _Importer:
         return self.policies.on_conflict == "replace" and planned.may_replace
 
     def _is_written(self, planned: SessionPlan | StatePlan) -> bool:
-        if planned.standing is not Standing.CONFLICT:
+        if planned.comparison is not ComparisonResult.CONFLICT:
             # After a conflict in one part, the other parts are left alone, too.
             return planned.is_lacking and (self._replaces(planned) or not self.conflict)
         if self.policies.on_conflict == "fail":
@@ -157,36 +157,36 @@ class _Importer:
 
     def _count(self, session: SessionPlan) -> None:
         self.written += len(session.incoming.appends) - session.matched
-        if session.standing is Standing.CONFLICT and not self.conflict:
+        if session.comparison is ComparisonResult.CONFLICT and not self.conflict:
             self.conflict = session.conflict
         if not session.incoming.is_last:
             return
         conflict, self.conflict = self.conflict, None
         written, self.written = self.written, 0
         moved = self.moved
-        match session.standing:
+        match session.comparison:
             case _ if conflict and self._replaces(session):
                 moved.replaced += 1
                 moved.events += written
             case _ if conflict:
                 moved.skipped += 1
                 self.on_problem(conflict)
-            case Standing.SAME:
+            case ComparisonResult.SAME:
                 moved.unchanged += 1
-            case Standing.AHEAD:
+            case ComparisonResult.AHEAD:
                 moved.ahead += 1
-            case Standing.NEW:
+            case ComparisonResult.NEW:
                 moved.new += 1
                 moved.events += written
-            case Standing.BEHIND:
+            case ComparisonResult.BEHIND:
                 moved.caught_up += 1
                 moved.events += written
 
     def _count_state(self, state: StatePlan) -> None:
-        if state.standing is Standing.AHEAD:
+        if state.comparison is ComparisonResult.AHEAD:
             self.moved.ahead_states += 1
-        elif state.standing is not Standing.CONFLICT:
-            self.moved.states += state.standing is not Standing.SAME
+        elif state.comparison is not ComparisonResult.CONFLICT:
+            self.moved.states += state.comparison is not ComparisonResult.SAME
         elif self._replaces(state):
             self.moved.states += 1
         else:

@@ -24,8 +24,8 @@ from mongo_session_service.transfer.comparison import (
 )
 from mongo_session_service.transfer.import_batches import (
     Batch,
-    Incoming,
-    IncomingState,
+    EncodedSession,
+    EncodedState,
     encoded_batches,
 )
 from mongo_session_service.transfer.import_target import ImportTarget
@@ -141,7 +141,9 @@ class _ServiceTarget:
     def __init__(self, source: ServiceSource) -> None:
         self._source = source
 
-    async def plan_sessions(self, sessions: Sequence[Incoming]) -> list[SessionPlan]:
+    async def plan_sessions(
+        self, sessions: Sequence[EncodedSession]
+    ) -> list[SessionPlan]:
         """Compare sessions, or parts of them, with those of the service."""
         return [
             compare_session(each, *await self._encoded(each), NO_HOOKS)
@@ -149,7 +151,7 @@ class _ServiceTarget:
         ]
 
     async def _encoded(
-        self, incoming: Incoming
+        self, incoming: EncodedSession
     ) -> tuple[Document | None, list[Document]]:
         """Encode the service's session, and the events that a part of it may have."""
         key, begins = incoming.key, incoming.header.log_begins
@@ -176,7 +178,7 @@ class _ServiceTarget:
         ]
         return document, events
 
-    async def plan_states(self, states: Sequence[IncomingState]) -> list[StatePlan]:
+    async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
         """Compare shared states with those of the service."""
         plans = []
         for each in states:

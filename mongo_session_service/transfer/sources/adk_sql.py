@@ -92,7 +92,7 @@ def _drivers(url: str) -> Iterator[None]:
         ) from None
 
 
-async def connected(engine: Any) -> Any:
+async def connect_engine(engine: Any) -> Any:
     """A connection to the database."""
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415  as above
 
@@ -115,7 +115,7 @@ async def connected(engine: Any) -> Any:
 
 
 @contextmanager
-def failures() -> Iterator[None]:
+def reporting_sql_errors() -> Iterator[None]:
     """Raise database errors as one line, without content of rows."""
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError  # noqa: PLC0415  as above
 
@@ -200,8 +200,8 @@ class SqlSource(BaseSource):
         exits.push_async_callback(self._engine.dispose)
         if self._is_file:
             open_file(self._path).close()  # here: a driver's thread cannot refuse it
-        with failures():
-            connection = await connected(self._engine)
+        with reporting_sql_errors():
+            connection = await connect_engine(self._engine)
             try:
                 self._columns = await connection.run_sync(self._inspected)
                 await self._check_layout(connection)
@@ -262,7 +262,7 @@ class SqlSource(BaseSource):
     async def count_events(self, selection: Selection) -> int | None:
         if selection.since is not None:
             return None
-        with failures():
+        with reporting_sql_errors():
             async with self._engine.connect() as connection:
                 events = self._chosen(self._table("events"), selection).subquery()
                 counting = self._sql.select(self._sql.func.count()).select_from(events)
@@ -279,7 +279,7 @@ class SqlSource(BaseSource):
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions by key, each with its events."""
-        with failures():
+        with reporting_sql_errors():
             async with self._engine_to_read() as engine:
                 for part in (self._shared_states, self._unowned_sessions, self._pages):
                     async with aclosing(part(engine, selection)) as items:

@@ -54,28 +54,28 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 
-    def settle(put: Callable[[], None]) -> None:
+    def set_if_pending(put: Callable[[], None]) -> None:
         if not future.done():
             put()
 
-    def run_and_settle() -> None:
+    def run_and_set() -> None:
         put: Callable[[], None]
         try:
             put = partial(future.set_result, work())
         except Exception as error:  # noqa: BLE001  raised by the await below
             put = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: it was cancelled
-            loop.call_soon_threadsafe(settle, put)
+            loop.call_soon_threadsafe(set_if_pending, put)
 
-    threading.Thread(target=run_and_settle, daemon=True).start()
+    threading.Thread(target=run_and_set, daemon=True).start()
     return await future
 
 
-async def drawn(elements: Iterable[Element]) -> AsyncGenerator[Element]:
+async def iterate_in_threads(elements: Iterable[Element]) -> AsyncGenerator[Element]:
     """The elements of a blocking iterator, read from it in threads."""
     iterator = iter(elements)
 
-    def draw() -> list[Element]:
+    def read_chunk() -> list[Element]:
         some = []
         until = time.monotonic() + _TURN
         for each in islice(iterator, _TOGETHER):
@@ -84,6 +84,6 @@ async def drawn(elements: Iterable[Element]) -> AsyncGenerator[Element]:
                 break
         return some
 
-    while some := await in_thread(draw):
+    while some := await in_thread(read_chunk):
         while some:
             yield some.pop(0)

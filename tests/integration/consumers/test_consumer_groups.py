@@ -143,10 +143,10 @@ async def test_a_group_committed_unnoticed_is_not_repeated(
 
     async def committing(*arguments: Any) -> None:
         monkeypatch.undo()
-        await handler.in_transaction(*arguments)
+        await handler.run_interruptible_transaction(*arguments)
         raise OperationFailure("lost", 251)
 
-    monkeypatch.setattr(checkpoint, "in_transaction", committing)
+    monkeypatch.setattr(checkpoint, "run_interruptible_transaction", committing)
     with pytest.raises(LeaseLostError):
         await run(consumer, biller.bill)
 

@@ -146,7 +146,7 @@ async def test_a_fork_broken_off_is_none(
     await stepping.prune()
     assert left_in(admin, database) == {"sessions": 2, "events": 50}
 
-    later = {"$inc": {"expire_time": -copying.LIFETIME}}
+    later = {"$inc": {"expire_time": -copying.FORK_LIFETIME}}
     admin[database].sessions.update_one({"_id": FORK.id}, later)
     created = await stepping.create_session(**FORK.id)
 

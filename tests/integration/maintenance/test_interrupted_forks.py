@@ -60,7 +60,7 @@ async def test_a_fork_without_answer_may_be_copying_still(
     assert left_in(admin, database) == {"sessions": 2, "events": 25}
     late = [event(FORK, number) for number in range(1, 26)]
     admin[database].events.insert_many(late)
-    later = {"$inc": {"expire_time": -copying.LIFETIME}}
+    later = {"$inc": {"expire_time": -copying.FORK_LIFETIME}}
     admin[database].sessions.update_one({"_id": FORK.id}, later)
     await victim.prune()
     assert left_in(admin, database) == {"sessions": 1, "events": 25}
@@ -82,7 +82,7 @@ async def test_a_place_is_lost_meanwhile(
         if how == "deleted":
             await stepping.delete_session(**FORK.id)
         else:
-            later = {"$inc": {"expire_time": -copying.LIFETIME}}
+            later = {"$inc": {"expire_time": -copying.FORK_LIFETIME}}
             admin[database].sessions.update_one({"_id": FORK.id}, later)
             await stepping.prune()
         await copy_events(*arguments)

@@ -17,7 +17,7 @@ from pymongo.monitoring import (
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.driver import slices
+from mongo_session_service.driver import cooperative
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 
@@ -55,7 +55,7 @@ async def test_other_tasks_run_during_a_read(
     service: MongoSessionService, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each slice of its decoding is followed by a turn of the others."""
-    monkeypatch.setattr(slices, "_SLICE", -1.0)
+    monkeypatch.setattr(cooperative, "_SLICE", -1.0)
     turns = 0
 
     async def others() -> None:

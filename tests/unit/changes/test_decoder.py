@@ -11,14 +11,14 @@ from bson.timestamp import Timestamp
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import (
     ChangeRecord,
-    Names,
     TombstoneRemoved,
+    WatchedCollections,
 )
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import SessionKey
 
-NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")
+NAMES = WatchedCollections("p_sessions", "p_events", "p_app_states", "p_user_states")
 KEY = SessionKey("a", "u", "s")
 WALL_TIME = dt.datetime(2026, 1, 2, 3, 4, 5, 678000)  # noqa: DTZ001  as PyMongo has it
 USER = {"app_name": "a", "user_id": "u"}

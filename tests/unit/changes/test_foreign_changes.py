@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import ChangeRecord, Names
+from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.errors import MongoSessionServiceError
 
-NAMES = Names("sessions", "events", "app_states", "user_states")
+NAMES = WatchedCollections("sessions", "events", "app_states", "user_states")
 BANG = "hunter2"
 HOOKED = Hooks(after_load=lambda value, _: value)
 

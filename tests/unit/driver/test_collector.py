@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mongo_session_service.driver.slices import without_collector
+from mongo_session_service.driver.cooperative import with_gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _enabled() -> Iterator[None]:
 
 def test_nothing_is_collected_meanwhile() -> None:
     """The collector is disabled while the work is done, and enabled afterwards."""
-    assert not without_collector(gc.isenabled)
+    assert not with_gc_paused(gc.isenabled)
     assert gc.isenabled()
 
 
@@ -31,7 +31,7 @@ def test_a_disabled_collector_stays_disabled() -> None:
     """What the application has disabled is not enabled."""
     gc.disable()
 
-    assert not without_collector(gc.isenabled)
+    assert not with_gc_paused(gc.isenabled)
 
     assert not gc.isenabled()
 
@@ -40,10 +40,10 @@ def test_an_inner_pause_does_not_end_the_outer_one() -> None:
     """As when a hook reads from another service."""
 
     def work() -> bool:
-        without_collector(int)
+        with_gc_paused(int)
         return gc.isenabled()
 
-    assert not without_collector(work)
+    assert not with_gc_paused(work)
     assert gc.isenabled()
 
 
@@ -54,7 +54,7 @@ def test_a_failure_ends_the_pause() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        without_collector(fail)
+        with_gc_paused(fail)
     assert gc.isenabled()
 
 
@@ -67,7 +67,7 @@ def elsewhere() -> Iterator[Callable[[], None]]:
         begun.set()
         over.wait()
 
-    thread = threading.Thread(target=lambda: without_collector(hold))
+    thread = threading.Thread(target=lambda: with_gc_paused(hold))
 
     def end() -> None:
         over.set()

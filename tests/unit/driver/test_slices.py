@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from mongo_session_service.driver import slices
-from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver import cooperative
+from mongo_session_service.driver.cooperative import in_slices
 
 
 async def test_other_tasks_run_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many times as slices are over, with the collector enabled."""
-    monkeypatch.setattr(slices, "_SLICE", -1.0)
-    monkeypatch.setattr(slices, "_ITERATIONS", 1)
+    monkeypatch.setattr(cooperative, "_SLICE", -1.0)
+    monkeypatch.setattr(cooperative, "_ITERATIONS", 1)
     turns: list[object] = []
 
     async def others() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mongo_session_service.consumers.processor import Lane, Lanes, end_tasks
+from mongo_session_service.consumers.processor import KeyedTaskPool, TaskKey, end_tasks
 
 APP, USER, SESSION = ("a",), ("a", "u"), ("a", "u", "s")
 
@@ -15,14 +15,14 @@ class Course:
     """Work that begins and ends when it is let."""
 
     def __init__(self, width: int) -> None:
-        self._lanes = Lanes(width)
+        self._pool = KeyedTaskPool(width)
         self.begun: list[int] = []
         self.ends: list[asyncio.Future[bool]] = []
         self.tasks: list[asyncio.Task[bool]] = []
 
-    def start(self, *lanes: Lane) -> None:
-        """Start work in each of these lanes."""
-        for lane in lanes:
+    def start(self, *keys: TaskKey) -> None:
+        """Start work in each of these keys."""
+        for key in keys:
             number = len(self.tasks)
             self.ends.append(asyncio.get_running_loop().create_future())
 
@@ -30,7 +30,7 @@ class Course:
                 self.begun.append(number)
                 return await self.ends[number]
 
-            self.tasks.append(self._lanes.start_in_lane(lane, work))
+            self.tasks.append(self._pool.submit(key, work))
 
     async def settle(self) -> list[int]:
         """What has begun when nothing else can."""
@@ -43,7 +43,7 @@ class Course:
     ("first", "second"),
     [(SESSION, SESSION), (APP, SESSION), (SESSION, APP), (USER, APP), (USER, SESSION)],
 )
-async def test_related_work_keeps_its_order(first: Lane, second: Lane) -> None:
+async def test_related_work_keeps_its_order(first: TaskKey, second: TaskKey) -> None:
     """What concerns a session, its user or its app comes after what did before."""
     course = Course(width=9)
     course.start(first, second)

@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.function_calls import called, responded
 
-from mongo_session_service.maintenance.trim import CALL_LASTS, LONG_CALL_LASTS, Ties
+from mongo_session_service.maintenance.trim import (
+    CALL_LASTS,
+    LONG_CALL_LASTS,
+    TrimConstraints,
+)
 
 NOW = 100 * CALL_LASTS
 NAMES = st.sampled_from(["f", "g"])
@@ -72,11 +76,11 @@ def test_a_cut_parts_nothing_and_keeps_no_more_than_it_must(
         for number, (event, age) in enumerate(log)
     ]
     wanted = min(wanted, len(events))
-    ties = Ties(created=0.0, begins=0, before_time=NOW - 1)
+    constraints = TrimConstraints(created=0.0, begins=0, before_time=NOW - 1)
     for revision, event in enumerate(events, 1):
-        ties.add(revision, event)
+        constraints.add(revision, event)
 
-    cut = ties.cut(wanted, NOW)
+    cut = constraints.last_safe_revision(wanted, NOW)
 
     assert 0 <= cut <= wanted
     live = [each.id for each in _apply_rewinds(events)]
@@ -92,5 +96,5 @@ def test_a_cut_parts_nothing_and_keeps_no_more_than_it_must(
         is_call = parts_a_call(events, later) or loses_a_call(events, later)
         assert is_undone or is_call
     young = (index for index, each in enumerate(events) if each.timestamp >= NOW - 1)
-    assert ties.older == next(young, len(events))
+    assert constraints.older == next(young, len(events))
     assert math.isfinite(cut)

@@ -28,7 +28,7 @@ _holders: Final[list[None]] = []
 """One for each thread in which the collector is held now."""
 
 
-def without_collector(work: Callable[[], Result]) -> Result:
+def with_gc_paused(work: Callable[[], Result]) -> Result:
     """Call a function while no garbage is collected, in any thread, unless none was.
 
     It is to be short: the collection that is due afterwards looks at all that was made
@@ -62,11 +62,11 @@ async def in_slices(results: Iterable[Result]) -> list[Result]:
     if isinstance(results, list):
         return results
     next_slice = partial(_compute_slice, iter(results))
-    made, is_last = without_collector(next_slice)
+    made, is_last = with_gc_paused(next_slice)
     while not is_last:
         for _ in range(_ITERATIONS):
             await asyncio.sleep(0)
-        more, is_last = without_collector(next_slice)
+        more, is_last = with_gc_paused(next_slice)
         made += more
     return made
 
@@ -91,7 +91,7 @@ class Pace:
     def __init__(self) -> None:
         self._end = time.monotonic() + _SLICE
 
-    async def keep(self) -> None:
+    async def yield_to_loop(self) -> None:
         """Let other tasks run if this slice of time is over."""
         if time.monotonic() >= self._end:
             await asyncio.sleep(0)
