@@ -86,11 +86,11 @@ class BackendCall:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc is None:
-            self._swallowed.raise_it()
-        elif isinstance(exc, Exception):
-            async with self._backend.connection.translating_errors():
-                raise exc
+        if exc is None or isinstance(exc, Exception):
+            with self._swallowed:
+                if exc is not None:
+                    async with self._backend.connection.translating_errors():
+                        raise exc
 
 
 Opener = Callable[[], AbstractAsyncContextManager[Backend]]

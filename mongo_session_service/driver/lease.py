@@ -40,6 +40,7 @@ from mongo_session_service.driver.connection import Connection, kill_client_sess
 from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import (
     Supervisor,
+    SwallowedCancellation,
     background,
     running_loop,
     uninterrupted,
@@ -176,7 +177,8 @@ class Lease:
     async def _keep_ending_dead_holder(self) -> None:
         while True:
             await asyncio.sleep(_LOCKED_AFTER)
-            with suppress(PyMongoError):
+            # Else the write would wait for ever for the end of this loop.
+            with SwallowedCancellation(), suppress(PyMongoError):
                 await self.end_dead_holder()
 
     async def end_dead_holder(self) -> bool:

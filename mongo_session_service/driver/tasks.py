@@ -122,9 +122,9 @@ def running_loop() -> asyncio.AbstractEventLoop:
 class SwallowedCancellation:
     """A cancellation of the current task that arrives from now on, and may get lost.
 
-    Python 3.11's ``asyncio.wait_for``, which the driver uses to write, swallows a
+    Python 3.11's ``asyncio.wait_for``, which the driver uses to connect, swallows a
     cancellation that arrives as it completes (python/cpython#86296). As a context, it
-    is raised after a block that has swallowed it.
+    is raised after a block that has swallowed it, even if the block has failed since.
     """
 
     __slots__ = ("_before", "_task")
@@ -133,17 +133,13 @@ class SwallowedCancellation:
         self._task = asyncio.current_task(running_loop())
         self._before = self._task.cancelling() if self._task else 0
 
-    def raise_it(self) -> None:
-        """Raise it, if one has arrived."""
-        if self._task and self._task.cancelling() > self._before:
-            raise asyncio.CancelledError
-
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        if exc_type is None:
-            self.raise_it()
+    def __exit__(self, _: object, exc: BaseException | None, *__: object) -> None:
+        has_ended = exc is None or isinstance(exc, Exception)
+        if has_ended and self._task and self._task.cancelling() > self._before:
+            raise asyncio.CancelledError
 
 
 class Supervisor(NamedTuple):

@@ -11,6 +11,7 @@ import pytest
 from google.adk.events import Event, EventActions
 from pymongo import MongoClient
 from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import PyMongoError
 from support.consumers import append, create
 from support.failpoints import VICTIM, failing, held, open_transactions
 from support.one_session import IDS, read
@@ -185,10 +186,13 @@ async def test_closing_finishes_what_is_under_way(
     assert len((await read(victim)).events) == 1
 
 
+@pytest.mark.parametrize("error", [None, PyMongoError()])
 async def test_a_cancellation_that_the_driver_swallows_is_raised(
-    victim: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+    victim: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+    error: PyMongoError | None,
 ) -> None:
-    """A call is cancelled even if a driver's call has swallowed the cancellation."""
+    """A call is cancelled even if a driver's call swallows that, and then fails."""
     await victim.create_session(**IDS)
     asked = asyncio.Event()
     command = AsyncDatabase.command
@@ -197,6 +201,8 @@ async def test_a_cancellation_that_the_driver_swallows_is_raised(
         asked.set()
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
+        if error is not None:
+            raise error
         return await command(self, *args, **options)
 
     monkeypatch.setattr(AsyncDatabase, "command", swallowing)

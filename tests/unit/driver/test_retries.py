@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
+from pymongo import AsyncMongoClient
+from pymongo.errors import AutoReconnect
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
-from mongo_session_service.driver.retries import is_transient
+from mongo_session_service.driver.retries import is_transient, retry
 from mongo_session_service.driver.tasks import backoff
 from mongo_session_service.driver.translation import translate_error
 
@@ -28,3 +33,25 @@ def test_pauses_double_up_to_their_limit() -> None:
 
     for pause, most in zip(pauses, (1, 2, 16, 30, 30), strict=True):
         assert most / 2 <= pause <= most
+
+
+async def test_a_failure_does_not_hide_a_cancellation() -> None:
+    """Nothing is retried for whom the driver has swallowed a cancellation."""
+    is_called, is_retried = asyncio.Event(), asyncio.Event()
+
+    async def swallow_and_fail() -> None:
+        if is_called.is_set():
+            is_retried.set()
+        is_called.set()
+        with suppress(asyncio.CancelledError):
+            await is_retried.wait()
+        raise AutoReconnect
+
+    async with AsyncMongoClient(connect=False) as client:
+        retrying = asyncio.create_task(retry(client, swallow_and_fail))
+        await is_called.wait()
+        retrying.cancel()
+        await asyncio.wait([retrying], timeout=5)
+
+    assert retrying.cancelled()
+    assert not is_retried.is_set()
