@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 
 if TYPE_CHECKING:
-    from mongo_session_service.admin import contents, positions  # noqa: F401
+    from mongo_session_service.admin import positions, stored_contents  # noqa: F401
     from mongo_session_service.admin.doctor import Finding, Status, examine
     from mongo_session_service.admin.resealing import Resealed, reseal
     from mongo_session_service.admin.waiting_fill import fill_waiting
@@ -34,7 +34,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import what needs a service on first use: roles need no ADK, which is slow."""
-    if name in {"contents", "positions"}:  # which the command line uses
+    if name in {"stored_contents", "positions"}:  # which the command line uses
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,8 +13,8 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, styles, terminal, transcript
+from mongo_session_service.cli.param_types import FUNCTION, START
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.cli.value_types import FUNCTION, START
 from mongo_session_service.errors import ConfigurationError, StorageError
 from mongo_session_service.model.wording import counted
 
@@ -33,8 +33,8 @@ _VERY_LATE: Final = 600.0
 
 @click.group(invoke_without_command=True)
 @options.as_json
-@options.connected
-async def consumers(place: options.Place) -> None:
+@options.with_address
+async def consumers(address: options.ServiceAddress) -> None:
     """Shows the status of every durable consumer.
 
     Below the table it says what needs attention, and what to do. LAG is how far a
@@ -51,18 +51,18 @@ async def consumers(place: options.Place) -> None:
       mongo-session-service consumers dead-letters billing
       mongo-session-service consumers replay billing --handler my_app:handle
     """
-    async with place.service() as service:
+    async with address.open_service() as service:
         found = await service.consumers()
-    if terminal.is_told("json"):
+    if terminal.has_flag("json"):
         for each in found:
             terminal.show_json(asdict(each))
     elif found:
-        terminal.say(f"Consumers of {place.location}:")
+        terminal.print_remark(f"Consumers of {address.location}:")
         terminal.show(terminal.CellRows([consumer_row(each) for each in found]))
         for line in (line for each in found for line in advice(each)):
             terminal.warn(line)
     else:
-        terminal.say(f"No consumer has read from {place.location}.")
+        terminal.print_remark(f"No consumer has read from {address.location}.")
 
 
 def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
@@ -155,9 +155,9 @@ _handler_options: Final = options.several(
     metavar="PATH",
     help="A file whose time says when it last committed, or waited for its name.",
 )
-@options.connected
+@options.with_address
 async def run(
-    place: options.Place,
+    address: options.ServiceAddress,
     name: str,
     handler: Handler,
     app: str | None,
@@ -179,11 +179,11 @@ async def run(
     from mongo_session_service.cli import consumer_process
 
     consumer_process.log_with_times()
-    async with place.service() as service:
+    async with address.open_service() as service:
         consumer = service.consumer(name, app_name=app)
         try:
             await consumer_process.run_until_signal(
-                consumer, handler, place.location, health_file, **how
+                consumer, handler, address.location, health_file, **how
             )
         except ConfigurationError as error:
             known = {each.name: each.app_name for each in await service.consumers()}
@@ -195,9 +195,9 @@ async def run(
 @consumers.command()
 @click.argument("name")
 @options.removal_options
-@options.connected
+@options.with_address
 async def remove(
-    place: options.Place, name: str, *, is_agreed: bool, dry_run: bool
+    address: options.ServiceAddress, name: str, *, is_agreed: bool, dry_run: bool
 ) -> None:
     """Removes a consumer that nobody runs: its checkpoint and its dead letters.
 
@@ -208,10 +208,12 @@ async def remove(
     Example:
       mongo-session-service consumers remove billing
     """
-    async with place.service() as service:
-        status = await _stopped_consumer(service, name, place)
+    async with address.open_service() as service:
+        status = await _stopped_consumer(service, name, address)
         letters = counted(status.dead_letters, "dead letter")
-        what = f"the checkpoint and {letters} of {printable(name)} in {place.location}"
+        what = (
+            f"the checkpoint and {letters} of {printable(name)} in {address.location}"
+        )
         if not dry_run:
             options.require_agreement(f"This removes {what}.", is_agreed=is_agreed)
             await admin.positions.remove_consumer(service, name)
@@ -232,9 +234,9 @@ async def remove(
     help="Where it reads on; TIME is ISO 8601, and as recent as MongoDB's oplog.",
 )
 @options.removal_options
-@options.connected
+@options.with_address
 async def reset(
-    place: options.Place,
+    address: options.ServiceAddress,
     name: str,
     to: Literal["now", "beginning"] | float,
     *,
@@ -251,8 +253,8 @@ async def reset(
     Example:
       mongo-session-service consumers reset billing --to beginning --dry-run
     """
-    async with place.service() as service:
-        status = await _stopped_consumer(service, name, place)
+    async with address.open_service() as service:
+        status = await _stopped_consumer(service, name, address)
         position = await admin.positions.start_position(service, to)
         start, events = str(to), None if isinstance(to, float) else 0
         if isinstance(to, float):
@@ -264,7 +266,7 @@ async def reset(
         else:
             behind = transcript.duration_text(status.lag_seconds)
             effect = f"reads nothing again, and skips the last {behind}"
-        what = f"{printable(name)} in {place.location} {effect}"
+        what = f"{printable(name)} in {address.location} {effect}"
         if not dry_run:
             options.require_agreement(f"Then {what}.", is_agreed=is_agreed)
             await admin.positions.reset_consumer(service, name, position)
@@ -275,24 +277,24 @@ async def reset(
 
 
 async def _consumer_status(
-    service: MongoSessionService, name: str, place: options.Place
+    service: MongoSessionService, name: str, address: options.ServiceAddress
 ) -> ConsumerStatus:
     """Read the status of a consumer; refuse a name that none has."""
     statuses = {each.name: each for each in await service.consumers()}
     if name not in statuses:
         known = ", ".join(map(repr, statuses)) or "none"
-        message = (
-            f"No consumer is named {name!r} in {place.location}. Known names: {known}."
+        raise click.ClickException(
+            f"No consumer is named {name!r} in {address.location}."
+            f" Known names: {known}."
         )
-        raise click.ClickException(message)
     return statuses[name]
 
 
 async def _stopped_consumer(
-    service: MongoSessionService, name: str, place: options.Place
+    service: MongoSessionService, name: str, address: options.ServiceAddress
 ) -> ConsumerStatus:
     """Read the status of a consumer; refuse one that somebody runs."""
-    status = await _consumer_status(service, name, place)
+    status = await _consumer_status(service, name, address)
     if status.owner is not None:
         message = f"{name!r} is run by {status.owner}. Stop that program first."
         raise click.ClickException(message)
@@ -304,8 +306,8 @@ async def _stopped_consumer(
 )
 @click.argument("name")
 @options.as_json
-@options.connected
-async def dead_letters(place: options.Place, name: str) -> None:
+@options.with_address
+async def dead_letters(address: options.ServiceAddress, name: str) -> None:
     """Lists the changes that a handler failed on, the oldest failure first.
 
     Credentials are left out, and so is the text of an error that may quote them.
@@ -314,15 +316,17 @@ async def dead_letters(place: options.Place, name: str) -> None:
     Example:
       mongo-session-service consumers dead-letters billing --json | jq .error
     """
-    async with place.service() as service:
-        status = await _consumer_status(service, name, place)
+    async with address.open_service() as service:
+        status = await _consumer_status(service, name, address)
         async for letter in service.consumer(name).dead_letters():
-            if terminal.is_told("json"):
+            if terminal.has_flag("json"):
                 terminal.show_json(_letter_fields(letter))
             else:
                 terminal.show(*dead_letter_lines(letter, terminal.terminal_width()))
-    if not (status.dead_letters or terminal.is_told("json")):
-        terminal.say(f"Consumer {name!r} has no dead letters in {place.location}.")
+    if not (status.dead_letters or terminal.has_flag("json")):
+        terminal.print_remark(
+            f"Consumer {name!r} has no dead letters in {address.location}."
+        )
 
 
 def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
@@ -362,9 +366,9 @@ def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
 @click.argument("name")
 @_handler_options
 @options.as_json
-@options.connected
+@options.with_address
 async def replay(
-    place: options.Place,
+    address: options.ServiceAddress,
     name: str,
     handler: Handler,
     *,
@@ -381,19 +385,19 @@ async def replay(
     Example:
       mongo-session-service consumers replay billing --handler my_app:handle
     """
-    async with place.service() as service:
-        await _consumer_status(service, name, place)
+    async with address.open_service() as service:
+        await _consumer_status(service, name, address)
         consumer = service.consumer(name)
         handled = await consumer.replay_dead_letters(
             handler, transactional=transactional
         )
-        left = (await _consumer_status(service, name, place)).dead_letters
+        left = (await _consumer_status(service, name, address)).dead_letters
     letters = counted(handled, "dead letter")
     terminal.show_result(
         {"handled": handled, "left": left},
-        f"Handled {letters} of {printable(name)} in {place.location}.",
+        f"Handled {letters} of {printable(name)} in {address.location}.",
     )
-    if left and not terminal.is_told("json"):
+    if left and not terminal.has_flag("json"):
         command = f"mongo-session-service consumers dead-letters {printable(name)}"
         terminal.warn(f"{counted(left, 'dead letter')} left: `{command}` shows why.")
     return not left

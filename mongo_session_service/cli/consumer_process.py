@@ -25,7 +25,7 @@ _TOUCH_SECONDS: Final = 1.0
 
 def log_with_times() -> None:
     """Log with times to stderr, as services do; -v adds details, and -q leaves out."""
-    level = "DEBUG" if terminal.is_told("verbose") else "INFO"
+    level = "DEBUG" if terminal.has_flag("verbose") else "INFO"
     root, library = logging.getLogger(), logging.getLogger("mongo_session_service")
     shown, before = logging.StreamHandler(), library.level
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -34,7 +34,7 @@ def log_with_times() -> None:
     for each in [*library.handlers]:
         if isinstance(each, StderrHandler):  # that of -v would show it once more
             library.removeHandler(each)
-    library.setLevel("WARNING" if terminal.is_told("quiet") else level)
+    library.setLevel("WARNING" if terminal.has_flag("quiet") else level)
     context = click.get_current_context()
     context.call_on_close(lambda: root.removeHandler(shown))
     context.call_on_close(lambda: library.setLevel(before))
@@ -65,7 +65,7 @@ def _close_at_signal(consumer: Consumer) -> None:
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def close(number: int, _: object) -> None:
+    def on_signal(number: int, _: object) -> None:
         for each in signals:
             signal.signal(each, signal.SIG_DFL)
         logger.info("%s: it ends after what is in hand.", signal.Signals(number).name)
@@ -73,7 +73,7 @@ def _close_at_signal(consumer: Consumer) -> None:
 
     # Not the loop's own handlers, which wait for a handler that blocks the loop.
     for each in signals:
-        signal.signal(each, close)
+        signal.signal(each, on_signal)
 
 
 async def _keep_touching(path: Path | None, consumer: Consumer) -> None:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     help="Begin with the session's events after this revision, however old.",
 )
 @options.as_json
-@options.connected
+@options.with_address
 async def watch(
-    place: options.Place,
+    address: options.ServiceAddress,
     watched: options.Watched,
     after_revision: int | None,
 ) -> None:
@@ -48,12 +48,12 @@ async def watch(
     """
     if after_revision is not None and watched.session_id is None:
         raise click.UsageError("--after-revision needs --session.")
-    async with place.service(watched.app_name) as service:
+    async with address.open_service(watched.app_name) as service:
         subscription = service.watch(*watched, after_revision=after_revision)
         async with subscription as changes:
-            terminal.say(f"Watching {watched.words} in {place.location}.")
+            terminal.print_remark(f"Watching {watched.words} in {address.location}.")
             async for change in changes:
-                if terminal.is_told("json"):
+                if terminal.has_flag("json"):
                     click.echo(json_line(change.json_text))
                 else:
                     width = terminal.terminal_width()
@@ -76,9 +76,13 @@ async def watch(
     is_flag=True,
     help="Do not open a browser: other users can see the URL in its command line.",
 )
-@options.connected
+@options.with_address
 async def live(
-    place: options.Place, watched: options.Watched, port: int, *, no_open: bool
+    address: options.ServiceAddress,
+    watched: options.Watched,
+    port: int,
+    *,
+    no_open: bool,
 ) -> None:
     """Serves a page that shows a session live, to this machine only.
 
@@ -97,7 +101,7 @@ async def live(
 
     from mongo_session_service.http import live_app
 
-    async with place.service() as service:
+    async with address.open_service() as service:
         token = secrets.token_urlsafe()
 
         async def may(
@@ -120,8 +124,8 @@ async def live(
             query = urlencode({"token": token, **chosen})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             click.echo(url)
-            terminal.say(
-                f"Serving {watched.words} in {place.location}. Ctrl-C stops it."
+            terminal.print_remark(
+                f"Serving {watched.words} in {address.location}. Ctrl-C stops it."
             )
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
             server = Server(config)

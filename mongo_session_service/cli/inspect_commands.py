@@ -12,14 +12,14 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, styles, terminal, transcript
+from mongo_session_service.cli.param_types import CONDITION
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.cli.value_types import CONDITION
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from mongo_session_service.admin.contents import LoggedEvent
+    from mongo_session_service.admin.stored_contents import LoggedEvent
     from mongo_session_service.model.results import SessionSummary
     from mongo_session_service.service import MongoSessionService
 
@@ -72,9 +72,9 @@ _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
     help="How many at most; 0 for all.",
 )
 @options.as_json
-@options.connected
+@options.with_address
 async def sessions(
-    place: options.Place, app: str | None, limit: int, **filters: Any
+    address: options.ServiceAddress, app: str | None, limit: int, **filters: Any
 ) -> None:
     """Lists an app's sessions, or without --app the apps.
 
@@ -98,9 +98,9 @@ async def sessions(
     if app is None and given:
         name = given[0].removesuffix("s").removesuffix("_by").replace("_", "-")
         raise click.UsageError(f"--{name} needs --app.")
-    async with place.service() as service:
+    async with address.open_service() as service:
         if app is None:
-            await _show_apps(place, service, filters["user"])
+            await _show_apps(address, service, filters["user"])
             return
         wanted = {
             "app_name": app,
@@ -113,22 +113,22 @@ async def sessions(
             "order_by": filters["order_by"] or "create_time",
             "newest_first": not filters["oldest_first"],
         }
-        await _show_sessions(place, service, wanted, limit)
+        await _show_sessions(address, service, wanted, limit)
 
 
 async def _show_apps(
-    place: options.Place, service: MongoSessionService, user: str | None
+    address: options.ServiceAddress, service: MongoSessionService, user: str | None
 ) -> None:
-    found = await admin.contents.apps(service, user)
-    if terminal.is_told("json"):
+    found = await admin.stored_contents.count_apps(service, user)
+    if terminal.has_flag("json"):
         for each in found:
             terminal.show_json(each._asdict())
         return
     whose = "" if user is None else f" of user {printable(user)}"
     if not found:
-        terminal.say(f"There are no apps{whose} in {place.location}.")
+        terminal.print_remark(f"There are no apps{whose} in {address.location}.")
         return
-    terminal.say(f"Apps{whose} in {place.location}:")
+    terminal.print_remark(f"Apps{whose} in {address.location}:")
     rows = [
         {
             "APP": styled(each.app_name, "bold"),
@@ -141,16 +141,16 @@ async def _show_apps(
 
 
 async def _show_sessions(
-    place: options.Place,
+    address: options.ServiceAddress,
     service: MongoSessionService,
     wanted: dict[str, Any],
     limit: int,
 ) -> None:
     # One more than is shown tells whether there are more.
-    found = admin.contents.sessions(
+    found = admin.stored_contents.iter_summaries(
         service, limit=limit + 1 if limit else None, **wanted
     )
-    is_json = terminal.is_told("json")
+    is_json = terminal.has_flag("json")
     rows, count = [], 0
     async for each in found:
         count += 1
@@ -162,16 +162,21 @@ async def _show_sessions(
             rows.append(_session_row(each))
     app = printable(wanted["app_name"])
     if not count:
-        names = [each.app_name for each in await admin.contents.apps(service, None)]
+        names = [
+            each.app_name
+            for each in await admin.stored_contents.count_apps(service, None)
+        ]
         if wanted["app_name"] not in names:
-            terminal.warn(f"No session of app {app} is stored in {place.location}.")
+            terminal.warn(f"No session of app {app} is stored in {address.location}.")
             if 0 < len(names) <= _APPS_NAMED:
                 shown = ", ".join(map(printable, names))
                 terminal.warn(f"Apps with sessions: {shown}.")
         elif not is_json:
-            terminal.say(f"No such session of app {app} in {place.location}.")
+            terminal.print_remark(
+                f"No such session of app {app} in {address.location}."
+            )
     if rows:
-        terminal.say(f"Sessions of app {app}:")
+        terminal.print_remark(f"Sessions of app {app}:")
         terminal.show(terminal.CellRows(rows))
     if limit and count > limit:
         terminal.warn(f"There are more: --limit {limit * 2}, or 0 for all.")
@@ -214,9 +219,9 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
     help="Only the latest N events; 0 for none. All by default.",
 )
 @options.as_json
-@options.connected
+@options.with_address
 async def show(
-    place: options.Place,
+    address: options.ServiceAddress,
     ids: tuple[str, str, str],
     events: int | None,
 ) -> None:
@@ -230,13 +235,13 @@ async def show(
       mongo-session-service show my_app ada 5f0c --events 20
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
     """
-    async with place.session(ids) as (service, key):
-        summary = await admin.contents.session(service, key)
+    async with address.open_with_key(ids) as (service, key):
+        summary = await admin.stored_contents.load_summary_with_state(service, key)
         after = summary.log_begins
         if events is not None:
             after = max(after, summary.revision - events)
-        log = admin.contents.log(service, summary, after)
-        if terminal.is_told("json"):
+        log = admin.stored_contents.iter_stored_events(service, summary, after)
+        if terminal.has_flag("json"):
             terminal.show_public_json(summary_fields(summary))
             async for each in log:
                 terminal.show_public_json(_event_fields(each))

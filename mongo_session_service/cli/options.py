@@ -22,8 +22,8 @@ import click
 from typing_extensions import override
 
 from mongo_session_service.cli import terminal
+from mongo_session_service.cli.param_types import LABEL, TIME
 from mongo_session_service.cli.terminal import keep_option, kept_option, printable
-from mongo_session_service.cli.value_types import LABEL, TIME
 
 if TYPE_CHECKING:
     from mongo_session_service.codec.hooks import Hook
@@ -97,7 +97,7 @@ as_json: Final = _kept_option(
     "--json", is_flag=True, help="Print JSON, one object per line."
 )
 uri_argument: Final = click.argument(
-    "place", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
+    "address", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
 )
 dry_run: Final = click.option(
     "--dry-run", is_flag=True, help="Only say what would be done."
@@ -128,7 +128,7 @@ verbosity_options: Final = several(
 )
 """Options that say how much a command tells."""
 
-place_options: Final = several(
+address_options: Final = several(
     click.option(
         "--uri",
         metavar="URI",
@@ -147,11 +147,11 @@ place_options: Final = several(
     _kept_option("--prefix", help="Prefix of the collections' names."),
     verbosity_options,
 )
-"""Options that say where sessions are, see :class:`Place`, and how much is told."""
+"""Options for the :class:`ServiceAddress`, and for how much is told."""
 
 
 @dataclass(slots=True)
-class Place:
+class ServiceAddress:
     """Address of stored sessions, as the command line or the environment names it."""
 
     uri: str = field(repr=False)
@@ -161,7 +161,7 @@ class Place:
     """Database and server, without user and password, once there is a service."""
 
     @classmethod
-    def of(cls, context: click.Context) -> Self:
+    def from_context(cls, context: click.Context) -> Self:
         """Take the options, or else the environment; ask for a password."""
         uri = kept_option(context, "uri") or os.environ.get("MONGODB_URI")
         if not uri:
@@ -174,17 +174,17 @@ class Place:
         )
 
     @asynccontextmanager
-    async def session(
+    async def open_with_key(
         self, ids: tuple[str, str, str]
     ) -> AsyncIterator[tuple[MongoSessionService, SessionKey]]:
         """Make a service there, and the key of a session that its arguments name."""
-        async with self.service(ids[0]) as service:
+        async with self.open_service(ids[0]) as service:
             from mongo_session_service.model.records import session_key
 
             yield service, session_key(*ids)
 
     @asynccontextmanager
-    async def service(
+    async def open_service(
         self, app: str | None = None, *, after_load: Hook | None = None
     ) -> AsyncIterator[MongoSessionService]:
         """Make a service there, once MongoDB has answered.
@@ -238,20 +238,20 @@ class Place:
                 await client.close()
 
 
-def connected(
-    body: Callable[Concatenate[Place, ...], Coroutine[Any, Any, Any]],
+def with_address(
+    body: Callable[Concatenate[ServiceAddress, ...], Coroutine[Any, Any, Any]],
 ) -> Callable[..., Any]:
-    """Let click call a command's coroutine, with the place that its options name.
+    """Let click call a command's coroutine, with the address that its options name.
 
     That of a group runs only where no subcommand is given.
     """
 
-    @place_options
+    @address_options
     @click.pass_context
     @functools.wraps(body)
     def command(context: click.Context, /, **options: Any) -> Any:
         if context.invoked_subcommand is None:
-            return until_done(body(Place.of(context), **options))
+            return until_done(body(ServiceAddress.from_context(context), **options))
         return None
 
     return command

@@ -16,7 +16,7 @@ from click.shell_completion import get_completion_class
 from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, styles, terminal
-from mongo_session_service.cli.value_types import ZONE
+from mongo_session_service.cli.param_types import ZONE
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.indexes import OPTIONAL
 
@@ -48,9 +48,9 @@ _MARKS: Final = {
     help="Name what waits for people in sessions of earlier releases, too.",
 )
 @options.as_json
-@options.connected
+@options.with_address
 async def setup(
-    place: options.Place,
+    address: options.ServiceAddress,
     index: Literal["activity"] | None,
     *,
     fill_waiting: bool,
@@ -71,15 +71,15 @@ async def setup(
       mongo-session-service setup
       mongo-session-service setup --index activity
     """
-    async with place.service() as service:
-        before = await admin.contents.read_schema(service)
+    async with address.open_service() as service:
+        before = await admin.stored_contents.read_schema(service)
         await service.setup(index=index)
-        after = await admin.contents.read_schema(service)
+        after = await admin.stored_contents.read_schema(service)
         filled = await admin.fill_waiting(service) if fill_waiting else None
     created = sorted(after.collections - before.collections)
     made = before.missing_indexes - after.missing_indexes
     indexes = sorted(made | after.optional_indexes - before.optional_indexes)
-    if terminal.is_told("json"):
+    if terminal.has_flag("json"):
         terminal.show_json(
             {
                 "collections": created,
@@ -92,19 +92,23 @@ async def setup(
         return not after.missing_indexes
     for names, what in ((created, "collections"), (indexes, "indexes")):
         if names:
-            terminal.say(f"Created {what}: {', '.join(names)}.")
+            terminal.print_remark(f"Created {what}: {', '.join(names)}.")
     done = "Set up" if created or indexes else "Nothing had to be created in"
-    terminal.say(f"{done} {place.location}: schema version {after.schema_version}.")
+    terminal.print_remark(
+        f"{done} {address.location}: schema version {after.schema_version}."
+    )
     if filled is not None:
-        terminal.say(f"Filled in what waits for people: {counted(filled, 'session')}.")
+        terminal.print_remark(
+            f"Filled in what waits for people: {counted(filled, 'session')}."
+        )
     return not after.missing_indexes
 
 
 @click.command(short_help="Checks the server, the user and what is stored.")
 @options.uri_argument
 @options.as_json
-@options.connected
-async def doctor(place: options.Place) -> bool:
+@options.with_address
+async def doctor(address: options.ServiceAddress) -> bool:
     """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
 
     It reads up to 10,000 sessions and as many events; if there are more, a sample. The
@@ -115,8 +119,8 @@ async def doctor(place: options.Place) -> bool:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
     """
     found: list[Finding] = []
-    is_json = terminal.is_told("json")
-    async with place.service() as service:
+    is_json = terminal.has_flag("json")
+    async with address.open_service() as service:
         from mongo_session_service.admin.doctor import examine
 
         async for finding in examine(service):
@@ -129,7 +133,7 @@ async def doctor(place: options.Place) -> bool:
             terminal.show(*_remedies(found))
             counts = Counter(each.status for each in found)
             counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-            terminal.say(f"{counted}, in {place.location}.")
+            terminal.print_remark(f"{counted}, in {address.location}.")
     return all(each.status != "failed" for each in found)
 
 
@@ -157,9 +161,9 @@ def _lacking_lines(finding: Finding) -> Iterator[str]:
     for feature, missing in finding.lacking.items():
         needed = len(needs([feature], "any"))
         yield f"{feature}: {len(missing)} of {needed} missing"
-        if terminal.is_told("verbose"):
+        if terminal.has_flag("verbose"):
             yield from (f"  {each}" for each in missing)
-    if finding.lacking and not terminal.is_told("verbose"):
+    if finding.lacking and not terminal.has_flag("verbose"):
         yield "--verbose lists them."
 
 
@@ -199,7 +203,7 @@ def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
     help="The role's name; by default mongo_session_service_DATABASE.",
 )
 @options.as_json
-@options.place_options
+@options.address_options
 @click.pass_context
 def grants(context: click.Context, features: list[str], name: str | None) -> None:
     """Prints a role with the privileges that the service needs, and no others.
@@ -217,7 +221,7 @@ def grants(context: click.Context, features: list[str], name: str | None) -> Non
     database, prefix = options.database_and_prefix(context)
     wanted = features or FEATURES
     role = role_for(database, prefix=prefix, features=wanted, name=name)
-    if terminal.is_told("json"):
+    if terminal.has_flag("json"):
         terminal.show_json(role)
     else:
         click.echo(script(role).rstrip())
@@ -239,7 +243,7 @@ def grants(context: click.Context, features: list[str], name: str | None) -> Non
     metavar="APP=ZONE",
     help="Keep an app on the shards of a zone; repeatable.",
 )
-@options.place_options
+@options.address_options
 @click.pass_context
 def shard(context: click.Context, zones: list[tuple[str, str]]) -> None:
     """Prints a script for mongosh that shards the collections which grow with users.
@@ -304,14 +308,18 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
             uri = replica_set.uri.replace("/?", "/adk?")
             click.echo(uri)
             kept = f"kept in {data_dir}" if data_dir else "deleted at the end"
-            terminal.say(f"MongoDB is running; its data is {kept}. Ctrl-C stops it.")
+            terminal.print_remark(
+                f"MongoDB is running; its data is {kept}. Ctrl-C stops it."
+            )
             if is_taken:
-                terminal.say(f"Port {STANDARD_PORT} is taken, so it uses another.")
-            terminal.say(f"In another terminal: export MONGODB_URI='{uri}'")
+                terminal.print_remark(
+                    f"Port {STANDARD_PORT} is taken, so it uses another."
+                )
+            terminal.print_remark(f"In another terminal: export MONGODB_URI='{uri}'")
             options.until_done(_interrupted())
     except EmbeddedServerError as error:
         raise click.ClickException(str(error)) from None
-    terminal.say("MongoDB has ended.")
+    terminal.print_remark("MongoDB has ended.")
 
 
 async def _interrupted() -> None:

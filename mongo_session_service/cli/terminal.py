@@ -151,15 +151,15 @@ def show_public_json(fields: dict[str, Any]) -> None:
 
 def show_result(fields: dict[str, Any], remark: str) -> None:
     """Print what a command has done: with ``--json`` as JSON, else as a remark."""
-    if is_told("json"):
+    if has_flag("json"):
         show_json(fields)
     else:
-        say(remark)
+        print_remark(remark)
 
 
-def say(text: str) -> None:
+def print_remark(text: str) -> None:
     """Print a remark on stderr; ``-q`` silences it."""
-    if not is_told("quiet"):
+    if not has_flag("quiet"):
         warn(text)
 
 
@@ -179,7 +179,7 @@ def kept_option(context: click.Context, name: str) -> Any:
     return context.meta.get(f"{__name__}.{name}")
 
 
-def is_told(flag: str) -> bool:
+def has_flag(flag: str) -> bool:
     """Tell whether the command that runs was given a flag, such as ``quiet``."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(kept_option(context, flag))
@@ -199,7 +199,7 @@ def progress(
     Without a total, the share of a file that was read tells the time left. Nothing is
     shown where stderr is not a terminal, nor with ``-q`` or ``--json``.
     """
-    is_silent = is_told("quiet") or is_told("json")
+    is_silent = has_flag("quiet") or has_flag("json")
     if is_silent or not is_shown or not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -18,11 +18,11 @@ import click
 from typing_extensions import override
 
 from mongo_session_service.cli.options import (
-    Place,
+    ServiceAddress,
+    address_options,
     as_json,
     dry_run,
     password,
-    place_options,
     selection,
     selection_options,
     several,
@@ -30,16 +30,16 @@ from mongo_session_service.cli.options import (
     uri_argument,
     with_password,
 )
+from mongo_session_service.cli.param_types import FUNCTION
 from mongo_session_service.cli.terminal import (
-    is_told,
+    has_flag,
+    print_remark,
     printable,
     progress,
-    say,
     show_json,
     show_result,
     warn,
 )
-from mongo_session_service.cli.value_types import FUNCTION
 from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _interruptible(advice: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, click.Abort):
-        say(f"\nInterrupted. {advice}")
+        print_remark(f"\nInterrupted. {advice}")
         raise
 
 
@@ -198,8 +198,8 @@ _exact: Final = click.option(
 )
 
 
-async def _import(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
-    async with place.service() as service:
+async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) -> bool:
+    async with address.open_service() as service:
         from mongo_session_service.transfer import Policies, move
 
         chosen = selection(options)
@@ -222,14 +222,14 @@ async def _import(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
     if not policies.is_dry_run:
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
-    if is_told("json"):
+    if has_flag("json"):
         show_json(_figures(moved) | {"since": again})
     else:
         name = printable(source.name)
         verb = "Would move" if policies.is_dry_run else "Moved"
         events = counted(moved.events, "event")
         click.echo(
-            f"{verb} {events} from {name} to {place.location}: {_counts_text(moved)}."
+            f"{verb} {events} from {name} to {address.location}: {_counts_text(moved)}."
         )
         if again:
             click.echo(f"To catch up later, add --since {again}")
@@ -284,8 +284,8 @@ def _counts_text(moved: Moved) -> str:
     return shown or "nothing"
 
 
-async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
-    async with place.service() as service:
+async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) -> bool:
+    async with address.open_service() as service:
         from mongo_session_service.transfer import StoreSource, verify
 
         chosen, is_exact = selection(options), options.pop("exact")
@@ -308,10 +308,10 @@ async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
             )
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
-    if is_told("json"):
+    if has_flag("json"):
         show_json(_figures(verified))
     else:
-        click.echo(f"Compared {_contents(verified)} in {place.location}: {found}.")
+        click.echo(f"Compared {_contents(verified)} in {address.location}: {found}.")
     return _is_any_found(verified, chosen) and verified.is_equal
 
 
@@ -332,7 +332,7 @@ async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
 )
 @selection_options
 @as_json
-@place_options
+@address_options
 @click.pass_context
 def export_(context: click.Context, /, path: str, **options: Any) -> bool:
     """Writes sessions as JSON Lines, the same bytes for the same sessions.
@@ -343,14 +343,14 @@ def export_(context: click.Context, /, path: str, **options: Any) -> bool:
     Example:
       mongo-session-service export mongodb://localhost/adk --to sessions.jsonl.gz
     """
-    if is_told("json") and path == "-":
+    if has_flag("json") and path == "-":
         raise click.UsageError("--json needs --to: without, the export is the output.")
     with _interruptible(_HARMLESS):
-        return until_done(_export(Place.of(context), path, options))
+        return until_done(_export(ServiceAddress.from_context(context), path, options))
 
 
-async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
-    async with place.service(after_load=options["after_load"]) as service:
+async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -> bool:
+    async with address.open_service(after_load=options["after_load"]) as service:
         from mongo_session_service.transfer import StoreSource, export
 
         chosen = selection(options)
@@ -365,7 +365,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
             )
     show_result(
         _figures(exported),
-        f"Exported {_contents(exported)} from {place.location}, in clear.",
+        f"Exported {_contents(exported)} from {address.location}, in clear.",
     )
     if not exported.sessions and chosen.since is None:
         warn(_CHECK)
@@ -378,7 +378,7 @@ def _add(
     kind: Kind,
     doing: str,
     *,
-    run: Callable[[Place, Kind, dict[str, Any]], Coroutine[Any, Any, bool]],
+    run: Callable[[ServiceAddress, Kind, dict[str, Any]], Coroutine[Any, Any, bool]],
     options: Callable[[Any], Any],
     advice: str,
 ) -> None:
@@ -400,19 +400,19 @@ def _add(
     @selection_options
     @options
     @as_json
-    @place_options
+    @address_options
     @click.pass_context
     def command(context: click.Context, /, **options: Any) -> bool:
         if "factory" in options and not options["apps"]:
             message = "Name the apps with --app: a session service does not list them."
             raise click.UsageError(message)
         with _interruptible(advice):
-            place = Place.of(context)
+            address = ServiceAddress.from_context(context)
             if "ask_source_password" in options:
                 is_asked = options.pop("ask_source_password")
                 secret = password("Source", "SOURCE_PASSWORD", is_asked)
                 options["source"] = with_password(options["source"], secret)
-            return until_done(run(place, kind, options))
+            return until_done(run(address, kind, options))
 
 
 def _source_of(

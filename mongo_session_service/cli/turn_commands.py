@@ -37,9 +37,9 @@ STYLES: Final = {
     " abandoned; of those that are over, each session's last is known.",
 )
 @options.as_json
-@options.connected
+@options.with_address
 async def turns(
-    place: options.Place,
+    address: options.ServiceAddress,
     app: str | None,
     user: str | None,
     status: TurnPhase | None,
@@ -57,16 +57,16 @@ async def turns(
     """
     if user is not None and app is None:
         raise click.UsageError("--user needs --app.")
-    async with place.service() as service:
+    async with address.open_service() as service:
         found = await service.find_turns(app_name=app, user_id=user, status=status)
-    if terminal.is_told("json"):
+    if terminal.has_flag("json"):
         for each in found:
             terminal.show_public_json(each._asdict())
     elif found:
-        terminal.say(f"Turns in {place.location}:")
+        terminal.print_remark(f"Turns in {address.location}:")
         terminal.show(terminal.CellRows([_turn_row(each) for each in found]))
     else:
-        terminal.say(f"There are no such turns in {place.location}.")
+        terminal.print_remark(f"There are no such turns in {address.location}.")
 
 
 def _turn_row(turn: TurnInfo) -> dict[str, Text]:
@@ -87,9 +87,9 @@ def _turn_row(turn: TurnInfo) -> dict[str, Text]:
 @options.session_arguments
 @click.option("--reason", help="Why, for those who look at the turn.")
 @options.as_json
-@options.connected
+@options.with_address
 async def stop_turn(
-    place: options.Place, ids: tuple[str, str, str], reason: str | None
+    address: options.ServiceAddress, ids: tuple[str, str, str], reason: str | None
 ) -> None:
     """Stops the turn of a session, in whichever process it runs.
 
@@ -100,9 +100,9 @@ async def stop_turn(
     Example:
       mongo-session-service turns stop my_app ada 5f0c --reason 'too expensive'
     """
-    async with place.session(ids) as (service, key):
+    async with address.open_with_key(ids) as (service, key):
         # First: a command on a wrong database creates no collections.
-        await admin.contents.details(service, key)
+        await admin.stored_contents.load_summary(service, key)
         was_running = await service.stop_turn(**key.id, reason=reason)
     said = "was told to stop" if was_running else "is not running"
     terminal.show_result(

@@ -15,7 +15,7 @@ from support.cli_runner import call
 from mongo_session_service import __version__
 from mongo_session_service.cli import main
 from mongo_session_service.cli.options import verbosity_options
-from mongo_session_service.cli.terminal import is_told, say, warn
+from mongo_session_service.cli.terminal import has_flag, print_remark, warn
 
 
 def commands(
@@ -109,10 +109,10 @@ def test_a_time_out_of_range_is_refused(arguments: str, message: str) -> None:
 def command() -> None:
     """Says something of each kind."""
     click.echo("result")
-    say("remark")
+    print_remark("remark")
     warn("problem")
     logging.getLogger("mongo_session_service.somewhere").debug("de\ntail")
-    click.echo(f"details: {is_told('verbose')}")
+    click.echo(f"details: {has_flag('verbose')}")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pymongo import MongoClient
 from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.admin import contents
+from mongo_session_service.admin import stored_contents
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.search import AppCount
 
@@ -46,10 +46,10 @@ async def test_apps_are_counted_without_reading_sessions(
     admin[database].sessions.insert_many([*stored, *foreign, *unfinished])
     admin[database].command("profile", 2)
 
-    counted = await contents.apps(service, None)
+    counted = await stored_contents.count_apps(service, None)
 
     admin[database].command("profile", 0)
-    of_one = await contents.apps(service, "ada")
+    of_one = await stored_contents.count_apps(service, "ada")
     wanted = {"op": "command", "command.aggregate": "sessions"}
     (profiled,) = admin[database]["system.profile"].find(wanted)
     assert counted == [AppCount("a", 2, 96), AppCount("b", 2, 96)]
@@ -66,12 +66,16 @@ async def test_a_log_is_that_of_the_session_looked_at(
     for author in ("first", "second"):
         session = await service.create_session(**IDS)
         await service.append_event(session, Event(author=author))
-        seen = await contents.session(service, SessionKey(**IDS))
+        seen = await stored_contents.load_summary_with_state(service, SessionKey(**IDS))
         await service.append_event(session, Event(author="later"))
-        read = [each async for each in contents.log(service, seen, 0)]
+        read = [
+            each async for each in stored_contents.iter_stored_events(service, seen, 0)
+        ]
         await service.delete_session(**IDS)
 
         assert [each.event and each.event.author for each in read] == [author]
     await service.create_session(**IDS)
     with pytest.raises(SessionNotFoundError):
-        _ = [each async for each in contents.log(service, seen, 0)]
+        _ = [
+            each async for each in stored_contents.iter_stored_events(service, seen, 0)
+        ]

@@ -40,13 +40,15 @@ _DETAILS: Final = (
 )
 
 
-async def apps(service: MongoSessionService, user_id: str | None) -> list[AppCount]:
+async def count_apps(
+    service: MongoSessionService, user_id: str | None
+) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
     async with connection_of(service) as connection:
         return await search.count_by_app(connection, user_id)
 
 
-async def sessions(
+async def iter_summaries(
     service: MongoSessionService, *, limit: int | None, **wanted: Any
 ) -> AsyncIterator[SessionSummary]:
     """Find sessions as ``find_sessions`` does, without their state."""
@@ -65,7 +67,7 @@ async def sessions(
             left = None if left is None else left - len(page.sessions)
 
 
-async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:
+async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     """Read a session without its state and events."""
     async with connection_of(service) as connection:
         wanted = {"_id": key.id, **queries.visible(connection.clock.now())}
@@ -76,7 +78,9 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
     return documents.summary(found, hooks)
 
 
-async def session(service: MongoSessionService, key: SessionKey) -> SessionSummary:
+async def load_summary_with_state(
+    service: MongoSessionService, key: SessionKey
+) -> SessionSummary:
     """Read a session with its state, and without its events."""
     own = Query("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
     async with connection_of(service) as connection:
@@ -101,7 +105,7 @@ class LoggedEvent:
     """True if ``before_store`` changed it, so that it needs ``after_load``."""
 
 
-async def log(
+async def iter_stored_events(
     service: MongoSessionService, of: SessionSummary, after: int
 ) -> AsyncIterator[LoggedEvent]:
     """Read a session's log from a revision to that of its summary, in flat memory."""
@@ -128,7 +132,7 @@ def _stored_event(stored: Document, connection: Connection) -> LoggedEvent:
     )
 
 
-async def fork(
+async def fork_unread(
     service: MongoSessionService,
     source: SessionKey,
     target: SessionKey,
@@ -139,7 +143,7 @@ async def fork(
         await copy_session(connection, source, target, revision)
 
 
-async def redactable(
+async def preview_redaction(
     service: MongoSessionService,
     key: SessionKey,
     wanted: Sequence[str] | str,
@@ -156,7 +160,7 @@ async def redactable(
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
 
 
-async def erasable(
+async def count_erasable(
     service: MongoSessionService,
     app_name: str,
     user_id: str | None = None,
@@ -169,7 +173,7 @@ async def erasable(
     """
     if user_id is not None and session_id is not None:
         key = session_key(app_name, user_id, session_id)
-        return await _erasable_session(service, key)
+        return await _count_erasable_session(service, key)
     is_app = user_id is None
     letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
     logs = queries.count_pipeline(queries.all_sessions(app_name, user_id))
@@ -195,7 +199,7 @@ async def erasable(
     return counts
 
 
-async def _erasable_session(
+async def _count_erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
