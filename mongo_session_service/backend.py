@@ -42,7 +42,7 @@ from mongo_session_service.schema.setup import create_index, is_undone, set_up
 from mongo_session_service.sessions.appender import Appender
 from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
-from mongo_session_service.sessions.store import SessionStore
+from mongo_session_service.sessions.reads import SessionReads
 from mongo_session_service.sessions.writer import MAX_TRANSACTIONS, Writer
 
 
@@ -51,7 +51,7 @@ class Backend:
     """Connection, store and writer of one event loop."""
 
     connection: Connection
-    store: SessionStore
+    reads: SessionReads
     writer: Writer
     appender: Appender
     sweep: Sweep
@@ -77,7 +77,9 @@ class BackendCall:
 
     async def __aenter__(self) -> Backend:
         self._swallowed = SwallowedCancellation()
-        self._backend = await self._backends.here(sets_up=self._sets_up)
+        self._backend = await self._backends.backend_of_running_loop(
+            sets_up=self._sets_up
+        )
         return self._backend
 
     async def __aexit__(
@@ -157,7 +159,7 @@ class Backends:
         """Begin a call, as a context; without ``sets_up`` nothing is created."""
         return BackendCall(self, sets_up=sets_up)
 
-    async def here(self, *, sets_up: bool = False) -> Backend:
+    async def backend_of_running_loop(self, *, sets_up: bool = False) -> Backend:
         """Return the running loop's backend, opened on its first use.
 
         A borrowed client that belongs to another loop is refused.
@@ -190,7 +192,7 @@ class Backends:
 
         Of the indexes that are created on request only, create this one.
         """
-        connection = (await self.here()).connection
+        connection = (await self.backend_of_running_loop()).connection
         await self._set_up(connection, builds=True)
         if index is not None:
             async with connection.translating_errors():
@@ -241,13 +243,13 @@ class Backends:
                 clock=self.clock,
                 limits=self._settings.limits,
             )
-            store = SessionStore(connection, self._read_cache)
+            reads = SessionReads(connection, self._read_cache)
             client_sessions = ClientSessions(connection, MAX_TRANSACTIONS)
             writer = Writer(connection, BatchStore(connection, client_sessions))
-            appender = Appender(connection, store, writer)
+            appender = Appender(connection, reads, writer)
             sweep = Sweep(connection, self._sweeps)
             entry = Backend(
-                connection, store, writer, appender, sweep, client_sessions, keeper
+                connection, reads, writer, appender, sweep, client_sessions, keeper
             )
             self._entries[loop] = entry
             return entry

@@ -24,7 +24,7 @@ from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.event_log import LogRange, read_log
-from mongo_session_service.sessions.store import SessionStore
+from mongo_session_service.sessions.reads import SessionReads
 
 __all__ = ["remember"]
 
@@ -198,8 +198,8 @@ class _SessionLog:
 
     async def session(self, event: Event) -> Session | None:
         """The session with all its events; None if it is not stored any more."""
-        store = SessionStore(self._connection)
-        stored = await self._connection.retry(store.load_session, self.key)
+        reads = SessionReads(self._connection)
+        stored = await self._connection.retry(reads.load_session, self.key)
         if stored is None:
             return None
         session = to_session(stored)

@@ -347,7 +347,7 @@ class MongoSessionService(BaseSessionService):
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
         async with self._backends.call() as backend:
-            reading = backend.store.read_shared_state(key)
+            reading = backend.reads.read_shared_state(key)
             now = backend.connection.clock.now()
             new = replace(new, details=new.details.with_renewed_expiry(now))
             await backend.writer.create(new)
@@ -379,7 +379,7 @@ class MongoSessionService(BaseSessionService):
         if key is None:
             return None
         async with self._backends.call() as backend:
-            stored = await backend.store.load_session(key, config)
+            stored = await backend.reads.load_session(key, config)
         return to_session(stored) if stored else None
 
     @override
@@ -424,7 +424,7 @@ class MongoSessionService(BaseSessionService):
                 next_page_token=page.next_page_token,
             )
         async with self._backends.call() as backend:
-            stored = await backend.store.list_sessions(app, user)
+            stored = await backend.reads.list_sessions(app, user)
             sessions = await in_slices(map(to_session, stored))
         # Validating what was built here would take 0.1 ms for 500.
         return ListSessionsResponse.model_construct(sessions=sessions)
@@ -437,7 +437,7 @@ class MongoSessionService(BaseSessionService):
         if app is None or user is None:
             return {}
         async with self._backends.call() as backend:
-            return await backend.store.load_user_state(app, user)
+            return await backend.reads.load_user_state(app, user)
 
     @override
     @traced
@@ -508,7 +508,7 @@ class MongoSessionService(BaseSessionService):
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
         async with self._backends.call() as backend:
-            session = to_session(await backend.store.load_end(key))
+            session = to_session(await backend.reads.load_end(key))
             await self._append(backend, key, session, event, started, is_rebasing=True)
         return event
 
@@ -529,9 +529,9 @@ class MongoSessionService(BaseSessionService):
             stored = await history.complete_rewind(backend.connection, key, event)
         if turn is not None:
             stored = with_reason(stored, turn.stop_reason)
-        hold = None if turn is None else turn.hold
+        fence = None if turn is None else turn.fence
         appended = await backend.appender.append(
-            key, session, stored, hold, started, is_rebasing=is_rebasing
+            key, session, stored, fence, started, is_rebasing=is_rebasing
         )
         await self._show(session, event, stored, appended)
         if turn is not None:
@@ -934,7 +934,7 @@ class MongoSessionService(BaseSessionService):
         if key is None or id_ is None:
             return None
         async with self._backends.call() as backend:
-            return await backend.store.load_event(key, id_)
+            return await backend.reads.load_event(key, id_)
 
     def iter_events(
         self,
@@ -1118,7 +1118,7 @@ class MongoSessionService(BaseSessionService):
         async with self._backends.call() as backend:
             await copy_session(backend.connection, key, target, until)
             with reporting_stored_unread():
-                stored = await backend.store.load_session(target)
+                stored = await backend.reads.load_session(target)
         if stored is None:
             raise session_not_found_error(target.session_id)
         return to_session(stored)

@@ -70,7 +70,7 @@ async def iter_summaries(
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     """Read a session without its state and events."""
     async with connection_of(service) as connection:
-        wanted = {"_id": key.id, **queries.visible(connection.clock.now())}
+        wanted = {"_id": key.id, **queries.visible_filter(connection.clock.now())}
         found = await connection.sessions.find_one(wanted, dict.fromkeys(_DETAILS, 1))
         hooks = connection.hooks
     if found is None:

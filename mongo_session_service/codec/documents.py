@@ -31,11 +31,11 @@ from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
 from mongo_session_service.model.records import (
     Append,
     Document,
-    Hold,
     Marker,
     NewSession,
     SessionKey,
     StoredSession,
+    TurnFence,
 )
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.scopes import ScopedState
@@ -161,7 +161,7 @@ _SCALARS: Final = {str, int, float, bool, type(None)}
 def is_visible(session: dict[str, Any], now: float) -> bool:
     """Whether a document of the sessions collection is a session to be shown.
 
-    The server's filter is :func:`queries.visible`.
+    The server's filter is :func:`queries.visible_filter`.
     """
     expires = session.get("expire_time", math.inf)
     is_over = isinstance(expires, _NUMBER) and expires <= now
@@ -290,7 +290,7 @@ def encode_event_fields(event: Event) -> dict[str, Any]:
 
 
 def encode_append(
-    key: SessionKey, event: Event, hooks: Hooks, hold: Hold | None = None
+    key: SessionKey, event: Event, hooks: Hooks, fence: TurnFence | None = None
 ) -> Append:
     """An event and its effect on state, ready to be stored, ``temp:`` left out."""
     document, delta, values = _encode_event(key, event, hooks)
@@ -304,7 +304,7 @@ def encode_append(
         hooks.has_both,
         _split_scopes(values),
         encoded,
-        hold,
+        fence,
         metadata.new_title(delta) if delta and hooks.is_missing else NOT_GIVEN,
         waiting_step(event),
     )

@@ -80,7 +80,7 @@ async def load_view(
 
     What follows a revision from before the session's log begins with a snapshot.
     """
-    stored = {"_id": key.id, **queries.visible(connection.clock.now())}
+    stored = {"_id": key.id, **queries.visible_filter(connection.clock.now())}
     shared = queries.shared_state_queries(key.app_name, key.user_id)
     found = await read_snapshot(
         connection, Query("sessions", stored), *shared, not_before=not_before

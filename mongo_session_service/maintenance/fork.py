@@ -73,14 +73,12 @@ async def copy_session(
     or the source was trimmed meanwhile, it is removed, and ``StorageUnavailableError``
     raised.
     """
-    beginning = await history.Beginning.load(connection, source)
+    origin = await history.SessionWithInitialState.load(connection, source)
     if isinstance(until, str):
-        until = await _last_revision_before(
-            connection, source, until, beginning.session
-        )
-    revision = history.check_revision(beginning.session, until)
+        until = await _last_revision_before(connection, source, until, origin.session)
+    revision = history.check_revision(origin.session, until)
     reservations = Reservations(FORK, FORK_LIFETIME)
-    fork = Fork(connection, source, target, beginning, revision, reservations)
+    fork = Fork(connection, source, target, origin, revision, reservations)
     try:
         await fork.reserve()
         await fork.copy_log()
@@ -98,7 +96,7 @@ async def copy_session(
 async def _last_revision_before(
     connection: Connection, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
-    log = rewinds.LogAt(source, log_begins(session), session["revision"])
+    log = rewinds.LogAtRevision(source, log_begins(session), session["revision"])
     firsts = await rewinds.find_firsts(connection, log, {invocation_id})
     if invocation_id not in firsts:
         which = quoted(invocation_id)
@@ -113,7 +111,7 @@ class Fork:
     connection: Connection
     source: SessionKey
     target: SessionKey
-    beginning: history.Beginning
+    origin: history.SessionWithInitialState
     revision: int
     reservations: Reservations
 
@@ -150,7 +148,7 @@ class Fork:
 
     async def copy_log(self) -> None:
         """Copy all events, in steps."""
-        after = log_begins(self.beginning.session)
+        after = log_begins(self.origin.session)
         step = self.connection.limits.fork_step
         while after < self.revision:
             await self.renew()
@@ -184,12 +182,12 @@ class Fork:
 
     async def build_session(self) -> tuple[Document, list[Update]]:
         """Build the new session's document, and updates for a large initial state."""
-        head = self.beginning.session
-        known, state = history.recorded_initial_state(*self.beginning), head["state"]
+        head = self.origin.session
+        known, state = history.recorded_initial_state(*self.origin), head["state"]
         if self.revision < head["revision"]:
-            connection, key, beginning = self.connection, self.source, self.beginning
+            connection, key, origin = self.connection, self.source, self.origin
             known, state = await history.states_at(
-                connection, key, beginning, self.revision
+                connection, key, origin, self.revision
             )
         now = platform_time.get_time()
         details = self._copied_details(state).with_renewed_expiry(
@@ -201,7 +199,7 @@ class Fork:
         new = NewSession(
             self.target, now, delta, size, details, begins, self._origins()
         )
-        log = rewinds.LogAt(self.source, begins, self.revision)
+        log = rewinds.LogAtRevision(self.source, begins, self.revision)
         waiting = await waiting_fields_at(self.connection, log, self.target)
         document = {
             **session_document(new),
@@ -212,7 +210,7 @@ class Fork:
         return document, initial_updates([new])
 
     def _origins(self) -> list[Document]:
-        head, until = self.beginning.session, self.revision
+        head, until = self.origin.session, self.revision
         created = {"create_time": head["create_time"], "revision": until}
         older = head.get(FORKED_FROM, ())
         cut = ({**each, "revision": min(each["revision"], until)} for each in older)
@@ -220,7 +218,7 @@ class Fork:
 
     def _copied_details(self, state: Document) -> Details:
         """Return the source's details, titled by the display name of a past state."""
-        head, hooks = self.beginning.session, self.connection.hooks
+        head, hooks = self.origin.session, self.connection.hooks
         named = state.get(ADK_METADATA)
         if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
             return Details.from_document(head)
@@ -232,11 +230,11 @@ class Fork:
         connection, held = self.connection, self.reservation
         source = {
             "_id": self.source.id,
-            **queries.writable(connection),
-            "create_time": self.beginning.session["create_time"],
+            **queries.writable_filter(connection),
+            "create_time": self.origin.session["create_time"],
         }
-        begins = log_begins(self.beginning.session)
-        redactions = self.beginning.session.get(REDACTIONS)
+        begins = log_begins(self.origin.session)
+        redactions = self.origin.session.get(REDACTIONS)
 
         async def replace_reservation(txn: Txn) -> None:
             fields = dict.fromkeys((LOG_BEGINS, REDACTIONS), 1)

@@ -66,7 +66,7 @@ async def prune_sessions(
 ) -> AsyncIterator[Removal]:
     """Remove sessions step by step, or only count them, and yield each step."""
     if criteria.wanted is None:
-        expired = queries.expired_on_server(connection)
+        expired = queries.expired_on_server_filter(connection)
         if criteria.app_name is not None:
             expired["_id.app_name"] = criteria.app_name
         steps = (

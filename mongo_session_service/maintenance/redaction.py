@@ -129,7 +129,7 @@ async def _find_copies(connection: Connection, part: LoggedPart) -> list[LoggedP
     source = {"session_id": key.session_id, "create_time": part.created}
     wanted = {
         **{f"_id.{name}": key.id[name] for name in ("app_name", "user_id")},
-        **queries.visible(connection.clock.now()),
+        **queries.visible_filter(connection.clock.now()),
         documents.FORKED_FROM: {"$elemMatch": source},
     }
     fields = ("create_time", documents.LOG_BEGINS, documents.FORKED_FROM)
@@ -279,7 +279,7 @@ async def _replace_events(
 
 async def _find_session(connection: Connection, part: LoggedPart, txn: Txn) -> Document:
     wanted = {
-        **queries.visible(connection.clock.now()),
+        **queries.visible_filter(connection.clock.now()),
         "_id": part.key.id,
         "create_time": part.created,
     }

@@ -163,7 +163,7 @@ async def _find_earliest(connection: Connection) -> list[Document]:
     """The sessions that expire first, each with the seconds until then."""
     wait = {"$subtract": [{"$toDouble": "$expire_time"}, queries.SERVER_TIME]}
     stages: list[Document] = [
-        {"$match": queries.expiring()},
+        {"$match": queries.expiring_filter()},
         {"$sort": {"expire_time": 1}},
         {"$limit": deletion.SESSIONS_AT_ONCE},
         {"$project": {"wait": wait}},
@@ -176,7 +176,7 @@ async def _remove_due(connection: Connection, ids: list[Document]) -> int:
 
     Returns how many sessions and events were removed.
     """
-    wanted = {**queries.expired_on_server(connection), "_id": {"$in": ids}}
+    wanted = {**queries.expired_on_server_filter(connection), "_id": {"$in": ids}}
     # A session may be locked by an append that renews it.
     limit = connection.limits.sweep_patience
     steps = deletion.removals(connection, wanted, limit=limit)

@@ -41,7 +41,7 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.waiting_calls import WaitingCalls
 from mongo_session_service.sessions import history, queries, rewinds
 from mongo_session_service.sessions.details import announce_details
-from mongo_session_service.sessions.history import Beginning
+from mongo_session_service.sessions.history import SessionWithInitialState
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import waiting_at
 
@@ -120,7 +120,7 @@ class TrimConstraints:
         self, connection: Connection, key: SessionKey, until: int
     ) -> None:
         """Read the log up to a revision, a page in memory at a time."""
-        log = rewinds.LogAt(key, self.until, until)
+        log = rewinds.LogAtRevision(key, self.until, until)
         async for revision, event in rewinds.decode_log(connection, log):
             self.add(revision, event)
 
@@ -177,8 +177,8 @@ async def trim(
     """
     constraints: TrimConstraints | None = None
     for _ in range(ATTEMPTS):
-        beginning = await Beginning.load(connection, key)
-        session = beginning.session
+        origin = await SessionWithInitialState.load(connection, key)
+        session = origin.session
         created, begins = session["create_time"], log_begins(session)
         if constraints is None or (constraints.created, constraints.begins) != (
             created,
@@ -200,12 +200,12 @@ async def trim(
             return await _resume_removal(connection, key, session)
         as_of = cut, session.get(REDACTIONS)
         if constraints.state is None or constraints.state[0] != as_of:
-            _, state = await history.states_at(connection, key, beginning, cut)
+            _, state = await history.states_at(connection, key, origin, cut)
             check_initial_state(state)
             constraints.state = as_of, state
         waiting = decode_waiting(session, connection.hooks)
         if any(each.revision <= cut for each in waiting.named):
-            log = rewinds.LogAt(key, cut, session["revision"])
+            log = rewinds.LogAtRevision(key, cut, session["revision"])
             waiting = await waiting_at(connection, log)
         setting = partial(
             _set_cut, connection, session, cut, constraints.state[1], waiting=waiting
@@ -257,7 +257,7 @@ async def _set_cut(
     """
     begins = log_begins(read)
     where: Document = {
-        **queries.writable(connection),
+        **queries.writable_filter(connection),
         **{name: read[name] for name in ("_id", "create_time", "revision")},
         LOG_BEGINS: begins or {"$exists": False},
         REDACTIONS: read.get(REDACTIONS),

@@ -115,7 +115,7 @@ class NewSession:
         return Marker(-1, self.create_time, self.details.ttl, expires)
 
 
-class Hold(NamedTuple):
+class TurnFence(NamedTuple):
     """Held turn of a session: its epoch, and the session's creation time.
 
     One that was deleted and created again counts its turns from the beginning.
@@ -139,7 +139,7 @@ class Append(NamedTuple):
     delta: ScopedState
     encoded: bytes
     """The sub-document as BSON, which is handed to the server as it is."""
-    hold: Hold | None = None
+    fence: TurnFence | None = None
     """The turn that it belongs to, which must not have been taken over."""
     title: str | NotGiven | None = NOT_GIVEN
     """The session's new title, if it changes; None for none."""

@@ -32,13 +32,13 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import (
     Append,
-    Hold,
     Marker,
     SessionKey,
     StoredSession,
+    TurnFence,
 )
-from mongo_session_service.sessions.store import (
-    SessionStore,
+from mongo_session_service.sessions.reads import (
+    SessionReads,
     find_event_document,
     find_session_document,
 )
@@ -75,9 +75,9 @@ class Appender:
     """Stores the events that are appended in one event loop."""
 
     def __init__(
-        self, connection: Connection, store: SessionStore, writer: Writer
+        self, connection: Connection, reads: SessionReads, writer: Writer
     ) -> None:
-        self.connection, self.store, self.writer = connection, store, writer
+        self.connection, self.reads, self.writer = connection, reads, writer
         self.locks = WeakValueDictionary[SessionKey, asyncio.Lock]()
         """One per session: its late writers would keep overtaking each other."""
 
@@ -86,7 +86,7 @@ class Appender:
         key: SessionKey,
         session: Session,
         event: Event,
-        hold: Hold | None,
+        fence: TurnFence | None,
         started: float,
         *,
         is_rebasing: bool,
@@ -102,8 +102,8 @@ class Appender:
         expected = marker_of(session) or await self._find_marker(key, session, event)
         # Late writers wait for responses, which must not wait for their room.
         if not (is_rebasing and event.get_function_responses()):
-            await self.writer.room.await_room()
-        append = encode_append(key, event, self.connection.hooks, hold)
+            await self.writer.buffer.await_room()
+        append = encode_append(key, event, self.connection.hooks, fence)
         # What was appended through the same object meanwhile, it shows by now.
         expected = marker_of(session) or expected
         if not is_rebasing:
@@ -237,8 +237,8 @@ class _RebasingAppend:
 
         None if an append was half visible, which happens without transactions.
         """
-        key, seen, store = self.append.key, self._marker, self.appender.store
-        stored = await store.load_session(key, after_revision=seen.revision)
+        key, seen, reads = self.append.key, self._marker, self.appender.reads
+        stored = await reads.load_session(key, after_revision=seen.revision)
         if stored is None:
             raise session_not_found_error(key.session_id)
         is_other = stored.marker.create_time != seen.create_time

@@ -51,7 +51,7 @@ from mongo_session_service.sessions.queries import (
     TURN_RENEWED,
     user_state_id,
 )
-from mongo_session_service.sessions.store import (
+from mongo_session_service.sessions.reads import (
     find_event_document,
     find_session_document,
 )
@@ -147,7 +147,7 @@ class BatchStore:
         apart = initial_updates(created)
         await self._update(self._connection.events, apart, txn, upsert=True)
         waiting = await waiting_after_batch(self._connection, planned, txn)
-        alive = queries.alive(self._connection)
+        alive = queries.alive_filter(self._connection)
         updates = session_updates(planned, waiting, alive)
         if await self._update(self._connection.sessions, updates, txn) != len(updates):
             raise BatchRefusedError
@@ -243,7 +243,7 @@ class BatchStore:
         marker = Marker.of(session)
         if stored is None:
             turn = session.get("turn", {})
-            if write.hold not in {None, (turn.get("epoch"), marker.create_time)}:
+            if write.fence not in {None, (turn.get("epoch"), marker.create_time)}:
                 raise turn_lost_error(write.key.session_id)
             # It may have changed to what was expected since, so that all looks well.
             seen = marker._replace(ttl=expected.ttl, expires=expected.expires)
@@ -314,8 +314,8 @@ def session_updates(
                 **(alive if expires else {"expire_time": None}),
             }
             update = updates[append.key] = Update(expectation, {"$set": {}})
-        if append.hold is not None:
-            epoch, create_time = append.hold
+        if append.fence is not None:
+            epoch, create_time = append.fence
             held = {TURN_EPOCH: epoch, "create_time": create_time}
             wanted = update.filter.setdefault("$and", [])
             wanted += [held] if held not in wanted else []

@@ -110,7 +110,12 @@ def deletable(connection: Connection) -> Document:
 
     That is all but a fork that has not expired: the server may be copying events.
     """
-    return {"$or": [{FORK: {"$exists": False}}, queries.expired_on_server(connection)]}
+    return {
+        "$or": [
+            {FORK: {"$exists": False}},
+            queries.expired_on_server_filter(connection),
+        ]
+    }
 
 
 def is_session(document: Document) -> bool:
@@ -120,7 +125,7 @@ def is_session(document: Document) -> bool:
 
 def tombstone_filter(id_: Document) -> Document:
     """The filter for the tombstone of the session with this ``_id``."""
-    return {"_id": id_, **queries.expired(TOMBSTONE_TIME)}
+    return {"_id": id_, **queries.expired_filter(TOMBSTONE_TIME)}
 
 
 def _placeholder_filter(id_: Document) -> Document:
@@ -153,7 +158,7 @@ async def remove_expired(connection: Connection, key: SessionKey) -> bool:
     The id is free as well if another process removed the session meanwhile.
     """
     async for _ in removals(
-        connection, {"_id": key.id, **queries.expired_on_server(connection)}
+        connection, {"_id": key.id, **queries.expired_on_server_filter(connection)}
     ):
         pass
     found = await retry_soon(connection.sessions.find_one, {"_id": key.id}, {"_id": 1})

@@ -32,7 +32,7 @@ async def update_details(
     """
 
     async def update_session(txn: Txn) -> Document | None:
-        where = {"_id": key.id, **queries.writable(connection)}
+        where = {"_id": key.id, **queries.writable_filter(connection)}
         change = queries.fields_update(fields)
         updated = await connection.sessions.update_one(where, change, session=txn)
         if not updated.matched_count:

@@ -85,7 +85,7 @@ class LogRange:
         kept = [it for it in events if not self._undone_part(it["_id"]["revision"])]
         return kept if self.limit is None else kept[: self.limit]
 
-    def beyond(self, revision: int) -> LogRange:
+    def after_page(self, revision: int) -> LogRange:
         """The rest behind a revision, and behind the part that comes next, if any."""
         if self.newest_first:
             part = self._undone_part(revision - 1)
@@ -129,7 +129,7 @@ async def read_log(
             return
         if wanted.limit is not None:
             wanted = replace(wanted, limit=wanted.limit - len(events))
-        wanted = wanted.beyond(page.events[-1]["_id"]["revision"])
+        wanted = wanted.after_page(page.events[-1]["_id"]["revision"])
 
 
 async def _load_session_page(

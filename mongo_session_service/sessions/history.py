@@ -43,7 +43,7 @@ def delta_of(event: Document) -> Document:
         raise bson_values.UnreadableError(f"The event {where}") from None
 
 
-def fold(initial: Document, deltas: Iterable[Document]) -> Document:
+def apply_deltas(initial: Document, deltas: Iterable[Document]) -> Document:
     """The state after a log."""
     state = {**initial}
     for delta in deltas:
@@ -98,7 +98,7 @@ def restore_initial_state(
         if key not in untouched - ever
     }
     earlier, latest = (
-        fold({**initial}, each).get(ADK_METADATA)
+        apply_deltas({**initial}, each).get(ADK_METADATA)
         for each in (kept, (delta for _, delta in deltas))
     )
     if earlier == latest:
@@ -121,29 +121,31 @@ class SessionAtRevision(NamedTuple):
     initial: dict[str, Any]
 
 
-class Beginning(NamedTuple):
+class SessionWithInitialState(NamedTuple):
     """A stored session, and the document before its log, if there is one."""
 
     session: Document
     apart: Document | None
 
     @classmethod
-    async def load(cls, connection: Connection, key: SessionKey) -> Beginning:
+    async def load(
+        cls, connection: Connection, key: SessionKey
+    ) -> SessionWithInitialState:
         """Read it, majority-committed; a session that is not stored is an error."""
         found = await load_documents(
             connection,
             Query("sessions", {"_id": key.id}),
             Query("events", {"_id": key.event_id(0)}),
         )
-        beginning = cls.among(found, key, connection.clock.now())
-        if beginning is None:
+        origin = cls.pick_from(found, key, connection.clock.now())
+        if origin is None:
             raise session_not_found_error(key.session_id)
-        return beginning
+        return origin
 
     @classmethod
-    def among(
+    def pick_from(
         cls, found: list[Document], key: SessionKey, now: float
-    ) -> Beginning | None:
+    ) -> SessionWithInitialState | None:
         """Pick it from documents; None if the session is not stored."""
         session = next((each for each in found if each["_id"] == key.id), None)
         first = key.event_id(0)
@@ -164,10 +166,10 @@ async def load_session_at(
         Query("events", queries.events_until(key, until), order=-1),
         *queries.shared_state_queries(key.app_name, key.user_id),
     )
-    beginning = Beginning.among(found, key, connection.clock.now())
-    if beginning is None:
+    origin = SessionWithInitialState.pick_from(found, key, connection.clock.now())
+    if origin is None:
         return None
-    head = beginning.session
+    head = origin.session
     revision = check_revision(head, revision)
     # Without transactions there may be more events by now.
     kept = range(documents.log_begins(head) + 1, revision + 1)
@@ -175,12 +177,12 @@ async def load_session_at(
     events = [each for each in stored if each["_id"]["revision"] in kept]
     shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     changes = await in_slices(map(delta_of, reversed(events)))
-    initial = recorded_initial_state(*beginning)
+    initial = recorded_initial_state(*origin)
     at = events[0]["event"].get("timestamp") if events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
         "title": None,
-        "state": fold(initial, changes),
+        "state": apply_deltas(initial, changes),
         "revision": revision,
         "update_time": head["update_time"] if revision == head["revision"] else at,
     }
@@ -195,11 +197,14 @@ async def load_session_at(
 
 
 async def states_at(
-    connection: Connection, key: SessionKey, beginning: Beginning, revision: int
+    connection: Connection,
+    key: SessionKey,
+    origin: SessionWithInitialState,
+    revision: int,
 ) -> tuple[Document, Document]:
     """The fields of a session's initial state, and of that after a revision."""
-    session = beginning.session
-    initial = recorded_initial_state(*beginning)
+    session = origin.session
+    initial = recorded_initial_state(*origin)
     state = {**initial}
     wanted = LogRange(
         documents.log_begins(session), revision + 1, page_events=_DELTAS_TOGETHER
@@ -208,7 +213,7 @@ async def states_at(
         connection, key, wanted, created=session["create_time"], fields=_DELTA
     )
     async for page in pages:
-        state = fold(state, map(delta_of, page))
+        state = apply_deltas(state, map(delta_of, page))
     return initial, state
 
 

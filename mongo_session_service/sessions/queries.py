@@ -38,7 +38,7 @@ UPDATED: Final = "updated"
 """Extra field of an ``_id``: the session has these details from now on."""
 
 
-def visible(now: float) -> Document:
+def visible_filter(now: float) -> Document:
     """The filter for sessions: they have a revision, and have not expired.
 
     A tombstone, of a session that is being removed, has none; nor has a reservation.
@@ -46,7 +46,7 @@ def visible(now: float) -> Document:
     return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
 
 
-def alive(connection: Connection) -> Document:
+def alive_filter(connection: Connection) -> Document:
     """The filter for what has not expired by the server's clock: it may be written."""
     if connection.driver is Driver.MOCK:  # its server is this process
         return {"expire_time": {"$not": {"$lte": connection.clock.now()}}}
@@ -54,31 +54,31 @@ def alive(connection: Connection) -> Document:
     return {"$expr": {"$gt": [ends, SERVER_TIME]}}
 
 
-def writable(connection: Connection) -> Document:
+def writable_filter(connection: Connection) -> Document:
     """The filter for sessions by the server's clock."""
-    return {"revision": {"$gte": 0}, **alive(connection)}
+    return {"revision": {"$gte": 0}, **alive_filter(connection)}
 
 
-def expired(now: float) -> Document:
+def expired_filter(now: float) -> Document:
     """The filter for what has expired by then, tombstones included."""
     return {"expire_time": {"$lte": now}}
 
 
-def expiring() -> Document:
+def expiring_filter() -> Document:
     """The filter for what expires at some time, if this package has stored it."""
     return {"expire_time": {"$lte": math.inf}, "_id.session_id": {"$type": "string"}}
 
 
-def expired_on_server(connection: Connection) -> Document:
+def expired_on_server_filter(connection: Connection) -> Document:
     """The filter for what has expired by the server's clock: it may be removed.
 
     A client whose clock is fast must not remove what others still use.
     """
     if connection.driver is Driver.MOCK:  # its server is this process
-        return expired(connection.clock.now())
+        return expired_filter(connection.clock.now())
     is_over = {"$lte": ["$expire_time", SERVER_TIME]}
     # In an expression a missing time is before every other, so it is excluded first.
-    return {**expiring(), "$expr": is_over}
+    return {**expiring_filter(), "$expr": is_over}
 
 
 def count_pipeline(wanted: Document) -> list[Document]:

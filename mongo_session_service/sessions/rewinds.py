@@ -47,7 +47,7 @@ def undone_parts(
     return parts
 
 
-class LogAt(NamedTuple):
+class LogAtRevision(NamedTuple):
     """A session's log as of one of its revisions."""
 
     key: SessionKey
@@ -84,7 +84,7 @@ async def select_events(
     if not rewound:
         head = await read_session_head(connection, key)
         created, until = head["create_time"], head["revision"]
-        log = LogAt(key, documents.log_begins(head), until)
+        log = LogAtRevision(key, documents.log_begins(head), until)
         before = until + 1 if wanted.before is None else min(until + 1, wanted.before)
         undone = await _find_undone(connection, log)
         wanted = replace(wanted, before=before, undone=undone)
@@ -96,7 +96,9 @@ async def select_events(
     return read_log(connection, key, wanted, where=where, created=created)
 
 
-async def _find_undone(connection: Connection, log: LogAt) -> list[tuple[int, int]]:
+async def _find_undone(
+    connection: Connection, log: LogAtRevision
+) -> list[tuple[int, int]]:
     rewinds = await _find_rewinds(connection, log)
     targets = {invocation_id for _, invocation_id in rewinds}
     firsts = await find_firsts(connection, log, targets) if targets else {}
@@ -104,7 +106,7 @@ async def _find_undone(connection: Connection, log: LogAt) -> list[tuple[int, in
 
 
 async def decode_log(
-    connection: Connection, log: LogAt
+    connection: Connection, log: LogAtRevision
 ) -> AsyncGenerator[tuple[int, Event]]:
     """The events of a log by revision, a page in memory at a time."""
     wanted = LogRange(log.begins, log.until + 1)
@@ -114,7 +116,9 @@ async def decode_log(
             yield each["_id"]["revision"], event
 
 
-async def _find_rewinds(connection: Connection, log: LogAt) -> list[tuple[int, str]]:
+async def _find_rewinds(
+    connection: Connection, log: LogAtRevision
+) -> list[tuple[int, str]]:
     if is_sealed(connection):
         return [
             (revision, event.actions.rewind_before_invocation_id)
@@ -127,7 +131,7 @@ async def _find_rewinds(connection: Connection, log: LogAt) -> list[tuple[int, s
 
 
 async def find_firsts(
-    connection: Connection, log: LogAt, invocation_ids: set[str]
+    connection: Connection, log: LogAtRevision, invocation_ids: set[str]
 ) -> dict[str, int]:
     """The revisions of invocations' first events."""
     if is_sealed(connection):

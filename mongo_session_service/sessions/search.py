@@ -122,7 +122,11 @@ class Search:
         placed_only: bool = False,
     ) -> Query:
         """The query for a page, which begins after a place, if given."""
-        conditions = [self.filter, queries.visible(now), *self._later_filters(after)]
+        conditions = [
+            self.filter,
+            queries.visible_filter(now),
+            *self._later_filters(after),
+        ]
         if placed_only:
             conditions.append(self._has_position_filter)
         unread = (documents.INITIAL,) if with_state else (documents.INITIAL, "state")
@@ -412,7 +416,7 @@ async def count_by_app(at: Connection, user_id: str | None) -> list[AppCount]:
     if user_id is not None:  # with the apps' names, an index leads to the sessions
         whose = {"_id.app_name": {"$in": await list_apps(at)}, "_id.user_id": user_id}
     over: list[Document] = [
-        {"$match": whose | queries.expired(at.clock.now()) | _CREATED},
+        {"$match": whose | queries.expired_filter(at.clock.now()) | _CREATED},
         {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
     ]
     states = [{"$match": {"_id.user_id": user_id}}, {"$project": {"_id": _USER}}]
@@ -450,7 +454,7 @@ async def find_by_id(
     wanted: Document = {"_id.app_name": app_name, "_id.session_id": session_id}
     if user_id is not None:
         wanted["_id.user_id"] = user_id
-    wanted |= queries.visible(at.clock.now())
+    wanted |= queries.visible_filter(at.clock.now())
     unread = (documents.INITIAL, "state")
     query = Query("sessions", wanted, limit=_SAME_ID, without=unread)
     found = await at.retry(load_documents, at, query)

@@ -37,7 +37,7 @@ from mongo_session_service.model.waiting_calls import (
     waiting_step,
 )
 from mongo_session_service.sessions import event_log, queries, rewinds
-from mongo_session_service.sessions.rewinds import LogAt
+from mongo_session_service.sessions.rewinds import LogAtRevision
 
 WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
 
@@ -56,14 +56,14 @@ _STEPS: Final = [
 _Steps = list[tuple[int, WaitingStep]]
 
 
-async def waiting_at(connection: Connection, log: LogAt) -> WaitingCalls:
+async def waiting_at(connection: Connection, log: LogAtRevision) -> WaitingCalls:
     """Find what waits after a log; it may be of a session that is being copied."""
     steps, firsts = await _read_steps(connection, log)
     return WaitingCalls.of(_without_undone(steps, firsts))
 
 
 async def waiting_fields_at(
-    connection: Connection, log: LogAt, key: SessionKey
+    connection: Connection, log: LogAtRevision, key: SessionKey
 ) -> Document:
     """Encode what waits after a log, for the document of a new session."""
     waiting = await waiting_at(connection, log)
@@ -86,7 +86,7 @@ async def waiting_after(
     steps: _Steps = []
     firsts: dict[str, int] = {}
     if is_counted:
-        log = LogAt(key, log_begins(session), session["revision"])
+        log = LogAtRevision(key, log_begins(session), session["revision"])
         steps, firsts = await _read_steps(connection, log, rewound)
     found: dict[int, Document] = {}
     for revision, append in appends:
@@ -141,7 +141,7 @@ async def refresh_waiting(connection: Connection, key: SessionKey) -> bool:
     while session := await connection.sessions.find_one({"_id": key.id}, fields):
         if "revision" not in session:
             break
-        log = LogAt(key, log_begins(session), session["revision"])
+        log = LogAtRevision(key, log_begins(session), session["revision"])
         waiting = await waiting_at(connection, log)
         if waiting == decode_waiting(session, connection.hooks):
             break
@@ -181,7 +181,7 @@ def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCal
 
 
 async def _read_steps(
-    connection: Connection, log: LogAt, rewound: Iterable[str] = ()
+    connection: Connection, log: LogAtRevision, rewound: Iterable[str] = ()
 ) -> tuple[_Steps, dict[str, int]]:
     """Read the steps of a log, and where the invocations begin that are rewound."""
     steps: _Steps = []
@@ -198,7 +198,7 @@ async def _read_steps(
 
 
 async def _read_events(
-    connection: Connection, log: LogAt
+    connection: Connection, log: LogAtRevision
 ) -> AsyncGenerator[tuple[int, Event]]:
     after, is_last = log.begins, False
     more = {} if rewinds.is_sealed(connection) else {"$or": _STEPS}

@@ -68,7 +68,7 @@ MAX_RETRIES: Final = 8
 """Transactions per second that try locked documents, about; others wait for them."""
 
 MAX_ENCODED: Final = 128
-"""Calls that are admitted, to be encoded, in one iteration of the event loop."""
+"""Writes that are admitted, to be encoded, in one iteration of the event loop."""
 
 _FIRST_LOCK_PAUSE: Final = 0.01  # seconds
 _LONGEST_LOCK_PAUSE: Final = 1.0  # seconds, while few documents are locked
@@ -96,7 +96,7 @@ class _Lock(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Chain:
+class _PendingSessionWrites:
     """The writes of one ``Session`` object that are under way, one after the other."""
 
     count: int = 0
@@ -110,13 +110,13 @@ class _QueuedWrite(PlannedWrite):
 
     known: Marker
     """The marker that its caller expects."""
-    chain: _Chain
+    pending: _PendingSessionWrites
     deadline: float
     answer: asyncio.Future[None]
     outcome: Marker | BaseException | None = None
     is_done: bool = False
     is_cancelled: bool = False
-    gave_room: bool = False
+    lent_room: bool = False
     retries: int = 10
     """How often its session may have another time to live than expected."""
     together: int = 1
@@ -137,18 +137,18 @@ class _QueuedWrite(PlannedWrite):
             self.answer.set_result(None)
 
 
-class _Room:
-    """Limit of the writes, and of their bytes, that are encoded and wait.
+class _WriteBuffer:
+    """Room for writes that are encoded and wait: so many, and so many bytes of them.
 
-    A write that waits for a lock, perhaps for long, gives its room to another. As many
+    A write that waits for a lock, perhaps for long, lends its room to another. As many
     may do so as there is room.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._writes, self._bytes = limits.queued_writes, limits.queued_bytes
-        self._count = self._size = self._given = self._given_size = 0
+        self._count = self._size = self._lent = self._lent_size = 0
         self._admitted = 0
-        """Calls in this iteration of the event loop."""
+        """Writes in this iteration of the event loop."""
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def await_room(self) -> None:
@@ -166,34 +166,34 @@ class _Room:
             loop.call_soon(self._end_iteration)
         self._admitted += 1
 
-    def occupy(self, size: int) -> None:
-        """Count a write that is encoded."""
+    def reserve(self, size: int) -> None:
+        """Take room for a write that is encoded."""
         self._count += 1
         self._size += size
 
-    def give_away(self, call: _QueuedWrite) -> None:
-        """Let another call have the room of one that waits for a lock."""
-        if self._given < self._writes and self._given_size < self._bytes:
-            call.gave_room = True
-            self._given += 1
-            self._given_size += call.write.size
+    def lend(self, queued: _QueuedWrite) -> None:
+        """Lend the room of a write that waits for a lock to another."""
+        if self._lent < self._writes and self._lent_size < self._bytes:
+            queued.lent_room = True
+            self._lent += 1
+            self._lent_size += queued.write.size
             self._admit_waiters()
 
-    def leave(self, call: _QueuedWrite) -> None:
-        """Let another call have the room of one that has ended."""
+    def release(self, queued: _QueuedWrite) -> None:
+        """Give back the room of a write that has ended."""
         self._count -= 1
-        self._size -= call.write.size
-        if call.gave_room:
-            self._given -= 1
-            self._given_size -= call.write.size
+        self._size -= queued.write.size
+        if queued.lent_room:
+            self._lent -= 1
+            self._lent_size -= queued.write.size
         if self._waiters and not self._admitted:
             self._admit_waiters()
 
     def _is_full(self) -> bool:
         return (
             self._admitted >= MAX_ENCODED
-            or self._count - self._given >= self._writes
-            or self._size - self._given_size >= self._bytes
+            or self._count - self._lent >= self._writes
+            or self._size - self._lent_size >= self._bytes
         )
 
     def _end_iteration(self) -> None:
@@ -202,7 +202,7 @@ class _Room:
 
     def _admit_waiters(self) -> None:
         room = 0 if self._is_full() else MAX_ENCODED - self._admitted
-        room = min(room, self._writes + self._given - self._count)
+        room = min(room, self._writes + self._lent - self._count)
         while self._waiters and room > 0:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -215,12 +215,12 @@ class Writer:
 
     def __init__(self, connection: Connection, store: BatchStore) -> None:
         self._connection, self._store = connection, store
-        self.room = _Room(connection.limits)
+        self.buffer = _WriteBuffer(connection.limits)
         self._most = MAX_WRITES if connection.has_transactions else 1
         self._most_batches = MAX_BATCHES if connection.has_transactions else 1
         self.write_timeout = connection.write_timeout
         self._queue: deque[_QueuedWrite] = deque()
-        self._chains: dict[int, _Chain] = {}
+        self._pending: dict[int, _PendingSessionWrites] = {}
         self._busy: set[DocumentId] = set()
         """Documents of the batches in flight."""
         self._locks: dict[DocumentId, _Lock] = {}
@@ -252,37 +252,37 @@ class Writer:
         session at is what the next one expects. The time limit runs from when the call
         ``started``.
         """
-        chain = self._chains.get(id(session))
-        if chain is None:
-            chain = _Chain()
+        pending = self._pending.get(id(session))
+        if pending is None:
+            pending = _PendingSessionWrites()
             if session is not None:
-                self._chains[id(session)] = chain
-        chain.count += 1
+                self._pending[id(session)] = pending
+        pending.count += 1
         began = monotonic() if started is None else started
         now, deadline = self._connection.clock.now(), began + self.write_timeout
         answer = asyncio.get_running_loop().create_future()
-        call = _QueuedWrite(write, expected, now, expected, chain, deadline, answer)
-        self._queue.append(call)
-        self.room.occupy(write.size)
-        if self._alarm is None or call.deadline < self._alarm_at:
-            self._set_alarm(call.deadline)
+        queued = _QueuedWrite(write, expected, now, expected, pending, deadline, answer)
+        self._queue.append(queued)
+        self.buffer.reserve(write.size)
+        if self._alarm is None or queued.deadline < self._alarm_at:
+            self._set_alarm(queued.deadline)
         self._start_soon()
         try:
-            await self._outcome_of(call)
+            await self._outcome_of(queued)
         finally:
-            chain.count -= 1
-            if not chain.count:
-                self._chains.pop(id(session), None)
-            self.room.leave(call)
-        if isinstance(call.outcome, BaseException):
-            raise asyncio.CancelledError if call.is_cancelled else call.outcome
-        note_batch(call.together)
-        return call.outcome
+            pending.count -= 1
+            if not pending.count:
+                self._pending.pop(id(session), None)
+            self.buffer.release(queued)
+        if isinstance(queued.outcome, BaseException):
+            raise asyncio.CancelledError if queued.is_cancelled else queued.outcome
+        note_batch(queued.together)
+        return queued.outcome
 
     async def create(self, new: NewSession) -> None:
         """Store a new session, also in the place of one that has expired."""
         started = monotonic()
-        await self.room.await_room()
+        await self.buffer.await_room()
         for left in reversed(range(PLACE_ATTEMPTS)):
             try:
                 with SwallowedCancellation():
@@ -299,17 +299,17 @@ class Writer:
         while waiting := [*self._tasks, *(each.answer for each in self._queue)]:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _outcome_of(self, call: _QueuedWrite) -> None:
-        while not call.is_done:
+    async def _outcome_of(self, queued: _QueuedWrite) -> None:
+        while not queued.is_done:
             try:
-                await call.answer
+                await queued.answer
             except asyncio.CancelledError:
-                if call in self._queue:
-                    self._queue.remove(call)
+                if queued in self._queue:
+                    self._queue.remove(queued)
                     raise
-                call.is_cancelled = True
-                if not call.is_done:
-                    call.answer = asyncio.get_running_loop().create_future()
+                queued.is_cancelled = True
+                if not queued.is_done:
+                    queued.answer = asyncio.get_running_loop().create_future()
 
     # --- Batches ---
 
@@ -339,7 +339,7 @@ class Writer:
         batch = batch or self._next_batch()
         if not batch:
             return
-        documents = {each for call in batch for each in call.documents}
+        documents = {each for queued in batch for each in queued.documents}
         self._busy |= documents
         size, is_fresh = len(batch), retried is None
         is_lone = is_fresh and size == 1 and not self._has_lone
@@ -352,12 +352,12 @@ class Writer:
             self._flying.append(size)
         self._start_soon()  # there may be enough for another
         try:
-            again = await self._write_by_halves(batch, retried, is_lone=is_lone)
+            again = await self._write_bisecting(batch, retried, is_lone=is_lone)
             self._queue.extendleft(reversed(again))
         except BaseException:
-            for call in batch:  # the loop is being shut down
-                if not call.is_done:
-                    call.answer_caller(asyncio.CancelledError())
+            for queued in batch:  # the loop is being shut down
+                if not queued.is_done:
+                    queued.answer_caller(asyncio.CancelledError())
             raise
         finally:
             self._busy -= documents
@@ -382,7 +382,7 @@ class Writer:
             return []
         half = -(-waiting // 2)
         most = half if not flying and half >= MIN_HALF else self._most
-        batch = self._gather(min(most, self._most))
+        batch = self._take_compatible_writes(min(most, self._most))
         self._is_blocked = not batch and bool(flying)
         return batch
 
@@ -392,56 +392,56 @@ class Writer:
             now = monotonic()
             for document, lock in [*self._locks.items()]:
                 if lock.due <= now and document not in self._busy:
-                    if batch := self._gather(self._most, document):
+                    if batch := self._take_compatible_writes(self._most, document):
                         return document, batch
                     if not any(document in each.documents for each in self._queue):
                         del self._locks[document]
         return None, []
 
-    def _gather(
+    def _take_compatible_writes(
         self, most: int, locked: DocumentId | None = None
     ) -> list[_QueuedWrite]:
-        """Take the calls off the queue that can go together, in order.
+        """Take the writes off the queue that can go together, in order.
 
         None of them changes a document that is busy or locked, nor one that the first
-        call left behind waits for, so that no call waits for ever. If it is a
+        write left behind waits for, so that none waits for ever. If it is a
         ``locked`` document's turn, all of them change that one. Writes to one session
         go together only through one ``Session`` object: another object's expectation
         cannot be judged before these are stored.
         """
         batch: list[_QueuedWrite] = []
         left: list[_QueuedWrite] = []
-        chains: dict[DocumentId, _Chain | None] = {}
+        by_session: dict[DocumentId, _PendingSessionWrites | None] = {}
         queue, busy, size, has_reserved = self._queue, self._busy, 0, False
         closed = set(self._locks)
         while queue and len(batch) < most:
-            call = queue.popleft()
-            write, documents = call.write, call.documents
+            queued = queue.popleft()
+            write, documents = queued.write, queued.documents
             is_open = locked is None or locked in documents
             if is_open and locked is not None and not batch:
                 closed.difference_update(documents)  # it may change several of these
             is_open = is_open and closed.isdisjoint(documents)
-            is_next = chains.setdefault(write.key, call.chain) is call.chain
+            is_next = by_session.setdefault(write.key, queued.pending) is queued.pending
             fits = not batch or size + write.size <= MAX_BYTES
             if is_next and is_open and fits and busy.isdisjoint(documents):
-                batch.append(call)
+                batch.append(queued)
                 size += write.size
                 continue
-            left.append(call)
-            chains[write.key] = None  # so no later call overtakes it
-            if not is_open and locked is None and not call.gave_room:
-                self.room.give_away(call)
+            left.append(queued)
+            by_session[write.key] = None  # so no later write overtakes it
+            if not is_open and locked is None and not queued.lent_room:
+                self.buffer.lend(queued)
             elif is_next and is_open and not has_reserved:
                 busy, has_reserved = busy.union(documents), True
         queue.extendleft(reversed(left))
         return batch
 
-    async def _write_by_halves(
+    async def _write_bisecting(
         self, batch: list[_QueuedWrite], retried: DocumentId | None, *, is_lone: bool
     ) -> list[_QueuedWrite]:
-        """Write a batch; if it is refused, find out whose fault it is by halves.
+        """Write a batch; if it fails, split it in two until the failing write is found.
 
-        Returns the calls whose writes are to be tried again, in order.
+        Returns the writes that are to be tried again, in order.
         """
         again: list[_QueuedWrite] = []
         parts = [batch]
@@ -450,13 +450,13 @@ class Writer:
             behind = {each.write.key for each in again}
             part = parts.pop()
             again += [each for each in part if each.write.key in behind]
-            part = self._in_time([it for it in part if it.write.key not in behind])
+            part = self._end_late([it for it in part if it.write.key not in behind])
             if not part:
                 continue
             if retried is not None:
                 count(RETRIES, self._connection.database.name)
-                for call in part:  # which have waited
-                    call.now = self._connection.clock.now()
+                for queued in part:  # which have waited
+                    queued.now = self._connection.clock.now()
             _plan(part)
             limit = min(each.deadline for each in part) - monotonic()
             attempts = ATTEMPTS if retried is None else 1
@@ -482,11 +482,11 @@ class Writer:
     def _settle_stored(
         self, part: list[_QueuedWrite], retried: DocumentId | None
     ) -> None:
-        self._release(part, retried)
-        for call in part:
-            call.together = len(part)
-            call.chain.marker = marker = call.expected.after_append()
-            call.answer_caller(marker)
+        self._note_unlocked(part, retried)
+        for queued in part:
+            queued.together = len(part)
+            queued.pending.marker = marker = queued.expected.after_append()
+            queued.answer_caller(marker)
 
     async def _settle_failed(
         self,
@@ -494,40 +494,40 @@ class Writer:
         error: Exception,
         retried: DocumentId | None,
     ) -> list[_QueuedWrite]:
-        """End the calls that failed; return those that are to be tried again."""
+        """End the writes that failed; return those that are to be tried again."""
         if isinstance(error, LockedError):
             self._hold_locked(part, self._id_length(error.collection), retried)
             return part
         if isinstance(error, StorageUnavailableError):
             return self._give_up(part, error)
-        (call,) = part
+        (queued,) = part
         if isinstance(error, BatchRefusedError):
-            return await self._settle_refused(call)
+            return await self._settle_refused(queued)
         is_large = isinstance(error, DocumentTooLargeError)
-        call.answer_caller(outgrown_error(call.write) if is_large else error)
+        queued.answer_caller(outgrown_error(queued.write) if is_large else error)
         return []
 
-    async def _settle_refused(self, call: _QueuedWrite) -> list[_QueuedWrite]:
-        """End a call that expected what is not so, or let it try again."""
-        limit, may_retry = call.deadline - monotonic(), call.retries > 0
+    async def _settle_refused(self, queued: _QueuedWrite) -> list[_QueuedWrite]:
+        """End a write that expected what is not so, or return it to be tried again."""
+        limit, may_retry = queued.deadline - monotonic(), queued.retries > 0
         try:
             async with self._connection.translating_errors():
                 found = await self._store.judge_refused(
-                    call, limit=limit, may_retry=may_retry
+                    queued, limit=limit, may_retry=may_retry
                 )
         except StorageUnavailableError as failure:
-            return self._give_up([call], failure)
+            return self._give_up([queued], failure)
         except Exception as reason:  # noqa: BLE001  as above
-            call.answer_caller(reason)
+            queued.answer_caller(reason)
             return []
         if isinstance(found, Marker):
-            call.known = call.chain.marker = found
-            call.retries -= 1
-            return [call]
-        if found == call.expected.revision + 1:
-            self._settle_stored([call], None)
+            queued.known = queued.pending.marker = found
+            queued.retries -= 1
+            return [queued]
+        if found == queued.expected.revision + 1:
+            self._settle_stored([queued], None)
         else:  # the session knows the event from before, or is stale in any case
-            call.answer_caller(None)
+            queued.answer_caller(None)
         return []
 
     # --- Time limits ---
@@ -535,7 +535,7 @@ class Writer:
     def _give_up(
         self, part: list[_QueuedWrite], error: StorageUnavailableError
     ) -> list[_QueuedWrite]:
-        """End calls, or only those whose time limit ended their transaction.
+        """End writes, or only those whose time limit ended their transaction.
 
         The others, which it returns, are tried again, even if the outcome is unknown:
         an append that is stored is recognised.
@@ -544,35 +544,35 @@ class Writer:
         is_late = any(each.deadline <= now for each in part)
         is_unknown = isinstance(error, UnknownOutcomeError)
         again = []
-        for call in part:
-            is_new = isinstance(call.write, NewSession)
-            if is_late and call.deadline > now and not (is_new and is_unknown):
-                again.append(call)
+        for queued in part:
+            is_new = isinstance(queued.write, NewSession)
+            if is_late and queued.deadline > now and not (is_new and is_unknown):
+                again.append(queued)
                 continue
             if is_late and not is_unknown:
                 error = StorageUnavailableError(TOO_LATE.format(self.write_timeout))
             # One each: an error collects the traceback of every caller raising it.
-            call.answer_caller(copy.copy(error))
+            queued.answer_caller(copy.copy(error))
         return again
 
-    def _in_time(self, calls: Iterable[_QueuedWrite]) -> list[_QueuedWrite]:
-        """Return the calls whose writes may still be tried; the others end."""
+    def _end_late(self, writes: Iterable[_QueuedWrite]) -> list[_QueuedWrite]:
+        """End the writes that are late or cancelled; return the others."""
         now, kept = monotonic(), []
-        for call in calls:
-            if call.is_cancelled:
-                call.answer_caller(asyncio.CancelledError())
-            elif call.deadline > now:
-                kept.append(call)
+        for queued in writes:
+            if queued.is_cancelled:
+                queued.answer_caller(asyncio.CancelledError())
+            elif queued.deadline > now:
+                kept.append(queued)
             else:
-                is_locked = not self._locks.keys().isdisjoint(call.documents)
-                text = _LOCKED if is_locked or call.gave_room else TOO_LATE
-                call.answer_caller(
+                is_locked = not self._locks.keys().isdisjoint(queued.documents)
+                text = _LOCKED if is_locked or queued.lent_room else TOO_LATE
+                queued.answer_caller(
                     StorageUnavailableError(text.format(self.write_timeout))
                 )
         return kept
 
     def _set_alarm(self, moment: float) -> None:
-        """Have late calls end, and locks tried, at a moment or before."""
+        """Have late writes end, and locks tried, at a moment or before."""
         if self._alarm is not None:
             if self._alarm_at <= moment:
                 return
@@ -583,7 +583,7 @@ class Writer:
 
     def _wake(self) -> None:
         self._alarm = None
-        self._queue = deque(self._in_time(self._queue))
+        self._queue = deque(self._end_late(self._queue))
         now = monotonic()
         moments = [each.deadline for each in self._queue]
         moments += [each.due for each in self._locks.values() if each.due > now]
@@ -595,19 +595,22 @@ class Writer:
 
     def _id_length(self, collection: str) -> int:
         """Return how many names identify a collection's locked documents."""
-        at = self._connection
-        return {at.app_states.name: 1, at.user_states.name: 2}.get(collection, 3)
+        apps, users = self._connection.app_states, self._connection.user_states
+        return {apps.name: 1, users.name: 2}.get(collection, 3)
 
     def _hold_locked(
-        self, calls: list[_QueuedWrite], length: int, retried: DocumentId | None
+        self, writes: list[_QueuedWrite], length: int, retried: DocumentId | None
     ) -> None:
         """Keep what may be locked out of batches: each document is tried by itself.
 
-        Nothing of the calls was written. The id of the locked document has ``length``
+        Nothing of the writes was stored. The id of the locked document has ``length``
         parts; one was ``retried`` by itself, perhaps.
         """
         documents = dict.fromkeys(
-            each for call in calls for each in call.documents if len(each) == length
+            each
+            for queued in writes
+            for each in queued.documents
+            if len(each) == length
         )
         if retried is not None and retried not in documents:
             del self._locks[retried]
@@ -623,26 +626,28 @@ class Writer:
             self._locks[document] = _Lock(pause, due)
             self._set_alarm(due)
 
-    def _release(self, calls: list[_QueuedWrite], retried: DocumentId | None) -> None:
+    def _note_unlocked(
+        self, writes: list[_QueuedWrite], retried: DocumentId | None
+    ) -> None:
         """Note that nobody has locked what was stored; the next may be free as well."""
         if not self._locks:
             return
         was_locked = retried in self._locks and self._locks[retried].pause > 0
-        for call in calls:
-            for document in call.documents:
+        for queued in writes:
+            for document in queued.documents:
                 self._locks.pop(document, None)
         if was_locked and self._locks:
             document, lock = min(self._locks.items(), key=lambda each: each[1].due)
             self._locks[document] = lock._replace(due=monotonic())
 
 
-def _plan(calls: Iterable[_QueuedWrite]) -> None:
+def _plan(writes: Iterable[_QueuedWrite]) -> None:
     """Set which marker each write of a batch expects, given the ones before it."""
     latest: dict[object, Marker] = {}
-    for call in calls:
-        key = call.write.key
-        call.expected, before = call.known, latest.get(key) or call.chain.marker
+    for queued in writes:
+        key = queued.write.key
+        queued.expected, before = queued.known, latest.get(key) or queued.pending.marker
         # Between a commit and the caller's waking up its session's marker is old.
-        if before is not None and before.revision > call.known.revision:
-            call.expected = before
-        latest[key] = call.expected.after_append()
+        if before is not None and before.revision > queued.known.revision:
+            queued.expected = before
+        latest[key] = queued.expected.after_append()

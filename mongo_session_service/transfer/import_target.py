@@ -41,7 +41,7 @@ from mongo_session_service.sessions.deletion import (
 from mongo_session_service.sessions.details import ANNOUNCED, announce_details
 from mongo_session_service.sessions.history import recorded_initial_state
 from mongo_session_service.sessions.queries import fields_update
-from mongo_session_service.sessions.rewinds import LogAt
+from mongo_session_service.sessions.rewinds import LogAtRevision
 from mongo_session_service.sessions.waiting_log import (
     waiting_after,
     waiting_fields_at,
@@ -314,7 +314,7 @@ class ImportTarget:
         for each in whole:
             document = each.session_document()
             if each.has_asked:  # its events, which tell what waits, are stored
-                log = LogAt(each.key, each.header.log_begins, each.revision)
+                log = LogAtRevision(each.key, each.header.log_begins, each.revision)
                 document |= await waiting_fields_at(self._connection, log, each.key)
             writes.append(
                 ReplaceOne(self._reservations.held_filter(each.key), document)

@@ -30,9 +30,9 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import (
-    Hold,
     SessionKey,
     StoredSession,
+    TurnFence,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
@@ -105,7 +105,7 @@ class Turn:
     def __init__(self, turns: Turns, key: SessionKey, wait: float | None) -> None:
         self.turns = turns
         self.key = key
-        self.hold: Hold | None = None
+        self.fence: TurnFence | None = None
         """The fence: an append within it expects this."""
         self.is_held = False
         self._limit = math.inf if wait is None else wait
@@ -153,10 +153,10 @@ class Turn:
         """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
         async with self.turns.backends.call() as backend:
-            end = to_session(await backend.store.load_end(self.key))
+            end = to_session(await backend.reads.load_end(self.key))
             event = with_reason(event, self.stop_reason)
             await backend.appender.append(
-                self.key, end, event, self.hold, started, is_rebasing=True
+                self.key, end, event, self.fence, started, is_rebasing=True
             )
 
     def note_append(self, started: float) -> None:
@@ -217,10 +217,10 @@ class Turn:
         return to_session(stored)
 
     async def _load(self, backend: Backend) -> StoredSession:
-        stored = await backend.store.load_session(self.key)
+        stored = await backend.reads.load_session(self.key)
         if stored is None:
             raise session_not_found_error(self.key.session_id)
-        self.hold = Hold(self._lease.epoch, stored.marker.create_time)
+        self.fence = TurnFence(self._lease.epoch, stored.marker.create_time)
         return stored
 
     def _own_events(self, stored: StoredSession) -> list[Event]:

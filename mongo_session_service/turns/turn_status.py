@@ -102,7 +102,7 @@ def turns_filter(
     app_name: str | None, user_id: str | None, status: TurnPhase | None, now: float
 ) -> Document:
     """The filter of sessions whose turns may have a status."""
-    where: Document = {**queries.visible(now)}
+    where: Document = {**queries.visible_filter(now)}
     if app_name is not None:
         where["_id.app_name"] = app_name
     if user_id is not None:

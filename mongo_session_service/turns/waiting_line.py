@@ -106,7 +106,7 @@ async def load_turn_states(
     turns: dict[SessionKey, TurnStatus] = {}
     for some in cut_by_id_size(keys):
         ids = connection.routed({"_id": {"$in": [each.id for each in some]}})
-        wanted = {**ids, **queries.visible(now)}
+        wanted = {**ids, **queries.visible_filter(now)}
         pipeline: list[Document] = [{"$match": wanted}, {"$project": fields}]
         for each in await connection.aggregate(connection.sessions, pipeline):
             turn = TurnStatus(each["create_time"], each["is_free"])
@@ -150,7 +150,7 @@ async def remove_silent_waiters(connection: Connection) -> None:
 
 def stored_session_filter(connection: Connection, key: SessionKey) -> Document:
     """The filter of a session that is stored."""
-    return {"_id": key.id, **queries.writable(connection)}
+    return {"_id": key.id, **queries.writable_filter(connection)}
 
 
 def _waiters_filter(key: SessionKey) -> Document:

@@ -19,5 +19,5 @@ async def test_a_first_call_creates_the_indexes(ours: MongoSessionService) -> No
     """None is missing after it, with every driver."""
     await ours.create_session(app_name="app", user_id="ada")
 
-    backend = await backends_of(ours).here(sets_up=False)
+    backend = await backends_of(ours).backend_of_running_loop(sets_up=False)
     assert await missing_indexes(backend.connection) == []

@@ -216,7 +216,7 @@ def _key(document: Document) -> SessionKey | Problem:
 
 
 def _chosen(connection: Connection, selection: Selection) -> Document:
-    where = queries.visible(connection.clock.now())
+    where = queries.visible_filter(connection.clock.now())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}
     return where | selection.matching("_id.")

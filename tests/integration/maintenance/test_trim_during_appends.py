@@ -87,7 +87,7 @@ async def test_a_late_step_removes_nothing_of_a_new_session(
     old = await fill(service)
     await service.delete_session(**IDS)
     await fill(service, 3)
-    backend = await backends_of(service).here()
+    backend = await backends_of(service).backend_of_running_loop()
 
     removed = await trim.remove_trimmed(
         backend.connection, KEY, old.last_update_time, 2

@@ -42,7 +42,7 @@ APP, USER = {"_id.app_name": "app"}, {"_id.app_name": "app", "_id.user_id": "ada
         ({"_id": {"$in": ["app"]}}, {}),
         ({"_id": KEY.id}, {}),
         ({"_id": "app"}, {}),
-        (queries.expired(1.0), {}),
+        (queries.expired_filter(1.0), {}),
     ],
 )
 def test_a_mongos_gets_the_fields_that_a_range_has_in_common(

@@ -386,7 +386,7 @@ async def test_a_call_ends_while_all_others_hang(*, is_locked: bool) -> None:
 
 
 async def admit_and_start(writer: Writer, name: str, size: int) -> Marker | None:
-    await writer.room.await_room()
+    await writer.buffer.await_room()
     return await start(writer, Session(name), size=size)
 
 
@@ -460,7 +460,7 @@ async def test_many_at_once_let_others_run() -> None:
     writer, begun, moments = writer_of(Database()), list[int](), list[float]()
 
     async def encode(number: int) -> None:
-        await writer.room.await_room()
+        await writer.buffer.await_room()
         begun.append(number)
 
     async def watch() -> None:

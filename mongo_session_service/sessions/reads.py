@@ -63,14 +63,16 @@ async def find_session_document(
 ) -> Document:
     """A session's document, without its state; raises ``SessionNotFoundError``."""
     found: Document | None = await connection.sessions.find_one(
-        {"_id": key.id, **queries.writable(connection)}, {"state": 0}, session=txn
+        {"_id": key.id, **queries.writable_filter(connection)},
+        {"state": 0},
+        session=txn,
     )
     if found is None:
         raise session_not_found_error(key.session_id)
     return found
 
 
-class SessionStore:
+class SessionReads:
     """Sessions as a connection's database keeps them."""
 
     def __init__(self, connection: Connection, cache: ReadCache | None = None) -> None:
@@ -202,7 +204,10 @@ class SessionStore:
         The longest untouched comes first, ties by user and then session id.
         """
         now = self._connection.clock.now()
-        wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
+        wanted = {
+            **queries.all_sessions(app_name, user_id),
+            **queries.visible_filter(now),
+        }
         found = await read_snapshot(
             self._connection,
             Query("sessions", wanted, fields=documents.LISTED),
