@@ -745,8 +745,9 @@ class MongoSessionService(BaseSessionService):
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
         async with self._backends.call(sets_up=False) as backend:
-            at = backend.connection
-            return await turn_status.find_turns(at, app_name, user_id, status)
+            return await turn_status.find_turns(
+                backend.connection, app_name, user_id, status
+            )
 
     async def recover_turns(self, runner: Runner, *, resume: bool = False) -> None:
         """Seals the abandoned turns of the runner's app, until it is cancelled.
@@ -1178,10 +1179,10 @@ class MongoSessionService(BaseSessionService):
             age = metadata.check_duration("older_than", older_than)
         is_dry_run = validation.check_flag("dry_run", dry_run)
         async with self._backends.call() as backend:
-            at = backend.connection
-            before_time = None if age is None else await at.ask_time() - age
+            connection = backend.connection
+            before_time = None if age is None else await connection.ask_time() - age
             criterion = trim.Criterion(keep_last, before_revision, before_time)
-            return await trim.trim(at, key, criterion, is_dry_run=is_dry_run)
+            return await trim.trim(connection, key, criterion, is_dry_run=is_dry_run)
 
     @traced
     async def redact_events(
@@ -1245,12 +1246,12 @@ class MongoSessionService(BaseSessionService):
         validation.check_flag("state", state)
         validation.check_flag("forks", forks)
         async with self._backends.call() as backend:
-            at = backend.connection
-            part = await redaction.find_part(at, key, wanted)
-            found = await redaction.preview(at, part, replacement, forks=forks)
+            connection = backend.connection
+            part = await redaction.find_part(connection, key, wanted)
+            found = await redaction.preview(connection, part, replacement, forks=forks)
             try:
                 count = await redaction.redact(
-                    at, part, replacement, state=state, forks=forks
+                    connection, part, replacement, state=state, forks=forks
                 )
             finally:
                 self._backends.forget(*(key[:2] if forks else key))

@@ -95,19 +95,23 @@ class BatchStore:
         written; of several writes others may succeed alone, of a single one
         :meth:`judge_refused` tells more.
         """
-        at = self._connection
+        connection = self._connection
         try:
-            if not (at.has_transactions and at.has_event_index):
+            if not (connection.has_transactions and connection.has_event_index):
                 await self._refuse_known_events(planned)
             first, *others = (each.write for each in planned)
-            alone = (is_lone or not at.has_transactions) and not others
+            alone = (is_lone or not connection.has_transactions) and not others
             if alone and is_one_document(first):
                 await self._insert_alone(first, limit)
             else:
                 write = partial(self._write_statements, planned)
                 async with self._client_sessions.borrow() as session:
                     await run_transaction(
-                        at, write, limit=limit, attempts=attempts, session=session
+                        connection,
+                        write,
+                        limit=limit,
+                        attempts=attempts,
+                        session=session,
                     )
         except PyMongoError as error:
             if is_duplicate_key(error):
@@ -118,18 +122,18 @@ class BatchStore:
 
     async def _insert_alone(self, new: NewSession, limit: float) -> None:
         """Store a session that sets nothing but its own state."""
-        at = self._connection
+        connection = self._connection
         document = documents.session_document(new)
         with reporting_unknown_outcome():
             try:
                 async with asyncio.timeout(limit):
-                    if at.has_transactions:
-                        insert = at.sessions.insert_one
-                        await at.write_in_client_session(
+                    if connection.has_transactions:
+                        insert = connection.sessions.insert_one
+                        await connection.write_in_client_session(
                             lambda txn: insert(document, session=txn)
                         )
                     else:
-                        await at.sessions.insert_one(document)
+                        await connection.sessions.insert_one(document)
             except TimeoutError:
                 raise NetworkTimeout from None
 
@@ -164,9 +168,11 @@ class BatchStore:
         await self._insert(self._connection.events, events, txn)
         renamed = {each.key for each in appends if each.title is not NOT_GIVEN}
         for key in renamed if txn else ():
-            at, fields = self._connection, dict.fromkeys(ANNOUNCED, 1)
-            found = await at.sessions.find_one({"_id": key.id}, fields, session=txn)
-            await announce_details(at, found, txn)
+            connection, fields = self._connection, dict.fromkeys(ANNOUNCED, 1)
+            found = await connection.sessions.find_one(
+                {"_id": key.id}, fields, session=txn
+            )
+            await announce_details(connection, found, txn)
         await self._update(
             self._connection.user_states, user_updates(writes), txn, upsert=True
         )

@@ -178,13 +178,13 @@ async def load_session_at(
     shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     changes = await in_slices(map(delta_of, reversed(events)))
     initial = recorded_initial_state(*origin)
-    at = events[0]["event"].get("timestamp") if events else head["create_time"]
+    updated = events[0]["event"].get("timestamp") if events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
         "title": None,
         "state": apply_deltas(initial, changes),
         "revision": revision,
-        "update_time": head["update_time"] if revision == head["revision"] else at,
+        "update_time": head["update_time"] if revision == head["revision"] else updated,
     }
     now, hooks = connection.clock.now(), connection.hooks
     log = await in_slices(documents.decode_event(each, hooks) for each in events[::-1])

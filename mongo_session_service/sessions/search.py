@@ -365,15 +365,15 @@ async def load_page(
 
 
 async def _load_found(
-    at: Connection, query: Query, *, with_state: bool
+    connection: Connection, query: Query, *, with_state: bool
 ) -> tuple[list[Document], list[Document]]:
-    read = await read_snapshot(at, query)
+    read = await read_snapshot(connection, query)
     found = await read.documents()
     keys = [key for each in found if (key := documents.key_of(each["_id"]))]
     if not with_state or not keys:
         return found, []
     wanted = queries.shared_state_queries_by_key(keys)
-    return found, await load_documents(at, *wanted, as_of=read.as_of)
+    return found, await load_documents(connection, *wanted, as_of=read.as_of)
 
 
 _SAME_ID: Final = 50
@@ -397,16 +397,16 @@ class AppCount(NamedTuple):
     """Sessions, those being imported included."""
 
 
-async def list_apps(at: Connection) -> list[str]:
+async def list_apps(connection: Connection) -> list[str]:
     """The apps that sessions are stored of, in the order of their names.
 
     The server steps from one app to the next in an index, whatever they hold.
     """
     stages: list[Document] = [{"$group": {"_id": "$_id.app_name"}}]
-    return sorted(each["_id"] for each in await _aggregate_apps(at, stages))
+    return sorted(each["_id"] for each in await _aggregate_apps(connection, stages))
 
 
-async def count_by_app(at: Connection, user_id: str | None) -> list[AppCount]:
+async def count_by_app(connection: Connection, user_id: str | None) -> list[AppCount]:
     """The apps with sessions that have not expired, and how many, by name.
 
     The server reads an index as a whole, and no session. Of one user it reads a part of
@@ -414,37 +414,44 @@ async def count_by_app(at: Connection, user_id: str | None) -> list[AppCount]:
     """
     whose: Document = {}
     if user_id is not None:  # with the apps' names, an index leads to the sessions
-        whose = {"_id.app_name": {"$in": await list_apps(at)}, "_id.user_id": user_id}
+        whose = {
+            "_id.app_name": {"$in": await list_apps(connection)},
+            "_id.user_id": user_id,
+        }
     over: list[Document] = [
-        {"$match": whose | queries.expired_filter(at.clock.now()) | _CREATED},
+        {"$match": whose | queries.expired_filter(connection.clock.now()) | _CREATED},
         {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
     ]
     states = [{"$match": {"_id.user_id": user_id}}, {"$project": {"_id": _USER}}]
-    with_state = {"$unionWith": {"coll": at.user_states.name, "pipeline": states}}
+    with_state = {
+        "$unionWith": {"coll": connection.user_states.name, "pipeline": states}
+    }
     stages: list[Document] = [
         {"$match": whose},
         # An order that an index has, so that it is read instead of the sessions.
         {"$sort": dict.fromkeys(_BY_USER, 1)},
         {"$group": {"_id": _USER, "sessions": {"$sum": _IS_SESSION}}},
-        {"$unionWith": {"coll": at.sessions.name, "pipeline": over}},
+        {"$unionWith": {"coll": connection.sessions.name, "pipeline": over}},
         *([with_state] if whose else []),
         {"$group": {"_id": "$_id", "sessions": {"$sum": "$sessions"}}},
         {"$match": {"sessions": {"$gte": 0 if whose else 1}}},
         {"$group": {"_id": "$_id.app", **_TOTALS}},
         {"$sort": {"_id": 1}},
     ]
-    found = await _aggregate_apps(at, stages)
+    found = await _aggregate_apps(connection, stages)
     return [AppCount(each["_id"], each["users"], each["sessions"]) for each in found]
 
 
-async def _aggregate_apps(at: Connection, stages: list[Document]) -> list[Document]:
-    found = await at.retry(at.aggregate, at.sessions, stages)
+async def _aggregate_apps(
+    connection: Connection, stages: list[Document]
+) -> list[Document]:
+    found = await connection.retry(connection.aggregate, connection.sessions, stages)
     # Another tool may have stored what is no name.
     return [each for each in found if isinstance(each["_id"], str)]
 
 
 async def find_by_id(
-    at: Connection, app_name: str, user_id: str | None, session_id: str
+    connection: Connection, app_name: str, user_id: str | None, session_id: str
 ) -> list[SessionSummary]:
     """An app's sessions with an id, 50 at most; of any user if none is given.
 
@@ -454,8 +461,8 @@ async def find_by_id(
     wanted: Document = {"_id.app_name": app_name, "_id.session_id": session_id}
     if user_id is not None:
         wanted["_id.user_id"] = user_id
-    wanted |= queries.visible_filter(at.clock.now())
+    wanted |= queries.visible_filter(connection.clock.now())
     unread = (documents.INITIAL, "state")
     query = Query("sessions", wanted, limit=_SAME_ID, without=unread)
-    found = await at.retry(load_documents, at, query)
-    return documents.summaries(found, at.hooks)
+    found = await connection.retry(load_documents, connection, query)
+    return documents.summaries(found, connection.hooks)

@@ -171,7 +171,7 @@ async def sessions_that_asked(
 
 def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
     """Find what waits after the steps of a log that no rewind has undone."""
-    undoing = [(at, it.rewinds_before) for at, it in steps if it.rewinds_before]
+    undoing = [(n, it.rewinds_before) for n, it in steps if it.rewinds_before]
     undone = rewinds.undone_parts(undoing, firsts)
     return waiting_calls(
         (revision, step)

@@ -135,8 +135,9 @@ class Turn:
     async def load_own_events(self) -> list[Event]:
         """The events that were appended in this turn."""
         async with self.turns.backends.call() as backend:
-            at = backend.connection
-            self._first_revision = await turn_status.first_revision(at, self.key)
+            self._first_revision = await turn_status.first_revision(
+                backend.connection, self.key
+            )
             return self._own_events(await self._load(backend))
 
     async def note_resumption(self) -> str | None:
@@ -144,8 +145,9 @@ class Turn:
         invocation_id = self.abandoned_invocation
         if invocation_id is not None:
             async with self.turns.backends.call() as backend:
-                at = backend.connection
-                if await turn_status.note_resumption(at, self.key, invocation_id):
+                if await turn_status.note_resumption(
+                    backend.connection, self.key, invocation_id
+                ):
                     return invocation_id
         return None
 
@@ -170,8 +172,10 @@ class Turn:
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name, session_id):
             async with self.turns.backends.call() as backend:
-                at = backend.connection
-                self._lease = Lease(at, at.sessions.name, self.key.id, "turn.")
+                connection = backend.connection
+                self._lease = Lease(
+                    connection, connection.sessions.name, self.key.id, "turn."
+                )
                 self._client_sessions = backend.client_sessions
                 self._line = self.turns.line_here(backend)
                 try:
@@ -211,9 +215,9 @@ class Turn:
                 for seal in seals:
                     await self.append_event(seal)
                 stored = await self._load(backend)
-            at = backend.connection
-            await announce_abandoned(at, self.key, self.epoch - 1, self._since)
-            await turn_status.forget_first_revision(at, self.key)
+            connection = backend.connection
+            await announce_abandoned(connection, self.key, self.epoch - 1, self._since)
+            await turn_status.forget_first_revision(connection, self.key)
         return to_session(stored)
 
     async def _load(self, backend: Backend) -> StoredSession:
@@ -252,9 +256,10 @@ class Turn:
     async def _try_once(self) -> None:
         if await self._acquire():
             return
-        at, key = self._lease.connection, self.key
-        turn = (await waiting_line.load_turn_states(at, [key])).get(key)
-        if turn and turn.is_free and not await waiting_line.first_tickets(at, [key]):
+        connection, key = self._lease.connection, self.key
+        turn = (await waiting_line.load_turn_states(connection, [key])).get(key)
+        is_free = turn is not None and turn.is_free
+        if is_free and not await waiting_line.first_tickets(connection, [key]):
             await self._acquire(await self._draw_ticket())  # all who waited have died
 
     async def _wait_in_line(self) -> None:
@@ -284,9 +289,9 @@ class Turn:
 
     async def _busy_error(self) -> TimeoutError:
         """The error that says who has the turn."""
-        at = self._lease.connection
-        where = waiting_line.stored_session_filter(at, self.key)
-        session = await retry_soon(at.sessions.find_one, where, {"turn": 1})
+        connection = self._lease.connection
+        where = waiting_line.stored_session_filter(connection, self.key)
+        session = await retry_soon(connection.sessions.find_one, where, {"turn": 1})
         if session is None:
             raise session_not_found_error(self.key.session_id)
         turn = session.get("turn", {})
