@@ -210,7 +210,7 @@ async def test_copilotkit_streams_and_shows_what_is_stored(
 
         await page.reload()
         await expect(messages.first).to_have_text("user: count")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await messages.count() < 2:
                 await page.reload()
                 await expect(messages.first).to_have_text("user: count")

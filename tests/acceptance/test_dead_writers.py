@@ -128,7 +128,7 @@ async def test_a_lock_of_another_user_is_told(
     await killed_in(stop_in_handler, server.uri("root"))
 
     async def told_to_be_locked_out(*, expected: bool) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 (status,) = await secured_service.consumers()
                 if status.is_locked_out is expected:

@@ -17,7 +17,7 @@ from support.adk_tools import with_database
 from mongo_session_service.embedded.mongod import free_ports
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "live_turns.py"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 Process = asyncio.subprocess.Process
 

@@ -11,7 +11,18 @@ from support.doc_blocks import LOCAL, blocks_of
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = LOCAL.replace("27017", "1")
-PATIENCE = 20  # seconds: less than the driver's 30, enough for a busy machine
+PATIENCE = 60  # seconds
+DRIVERS_PATIENCE = 30  # seconds
+RUN = """
+import sys, time
+import google.adk.events, mongo_session_service.service
+begun = time.monotonic()
+try:
+    exec(sys.argv[1], {"__name__": "__main__"})
+finally:
+    print(time.monotonic() - begun)
+"""
+"""A program that runs another one, and says how long that took without its imports."""
 
 
 def program(page: str) -> str:
@@ -29,7 +40,7 @@ def program(page: str) -> str:
 def test_it_says_so_soon_in_one_line(page: str) -> None:
     """It ends long before the driver would give up, without a traceback."""
     done = subprocess.run(
-        [sys.executable, "-c", program(page)],
+        [sys.executable, "-c", RUN, program(page)],
         capture_output=True,
         text=True,
         check=False,
@@ -37,7 +48,8 @@ def test_it_says_so_soon_in_one_line(page: str) -> None:
         env={"PATH": ""},
     )
 
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
+    assert float(done.stdout) < DRIVERS_PATIENCE
     assert done.stderr.startswith("MongoDB is unavailable: 127.0.0.1:1: ")
     assert "Check that mongod is running there" in done.stderr
     assert done.stderr.count("\n") == 1

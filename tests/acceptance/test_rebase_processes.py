@@ -10,8 +10,11 @@ from support.forks import FORKS
 from support.function_calls import called, responded
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.model.limits import Limits
 
 KEY = {"app_name": "app", "user_id": "user", "session_id": "s"}
+PATIENT = Limits(response_seconds=100.0)
+"""Twenty writers on a busy machine wait long for one another's responses."""
 WRITERS = 10
 TURNS = 2
 
@@ -41,7 +44,7 @@ async def call_functions(service: MongoSessionService, name: str) -> list[str]:
 
 async def write(uri: str, database: str, process: int) -> list[list[str]]:
     async with MongoSessionService(
-        uri, database=database, on_conflict="rebase"
+        uri, database=database, on_conflict="rebase", _limits=PATIENT
     ) as service:
         names = [f"{process}.{number}" for number in range(WRITERS)]
         return await asyncio.gather(*(call_functions(service, name) for name in names))

@@ -32,7 +32,7 @@ from typing_extensions import override
 from mongo_session_service import MongoSessionService
 
 ROUNDS = 40
-PATIENCE = 30
+PATIENCE = 60
 """Seconds until a rival is given up; nothing waits for them to pass."""
 
 

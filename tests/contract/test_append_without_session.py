@@ -109,7 +109,7 @@ async def test_calls_that_nothing_waits_for(ours: MongoSessionService) -> None:
     ):
         session = await read(ours)
         await ours.append_event(session, call)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await ours.append(**KEY, event=event)
 
     authors = [each.author for each in (await read(ours)).events]

@@ -19,7 +19,7 @@ import pytest
 from google.adk.cli import service_registry
 
 APP = "colours"
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 SERVICES = """
 services:

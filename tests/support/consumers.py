@@ -11,7 +11,7 @@ from google.adk.sessions import Session
 from mongo_session_service import Change, Consumer, MongoSessionService
 
 APP, USER = "app", "user"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 Told = tuple[str, int | None]
 

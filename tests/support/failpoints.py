@@ -53,7 +53,7 @@ def _failpoint(
     hits = admin.admin.command({**point, "mode": mode, "data": data})["count"]
     next_hit = {"waitForFailPoint": name, "timesEntered": hits + 1}
     try:
-        yield lambda: admin.admin.command({**next_hit, "maxTimeMS": 10_000})
+        yield lambda: admin.admin.command({**next_hit, "maxTimeMS": 60_000})
     finally:
         admin.admin.command({**point, "mode": "off"})
 

@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 from starlette.requests import Request
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from pymongo.uri_parser import parse_uri
 
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 HEARTBEATS = {"heartbeatIntervalMillis": 2000, "electionTimeoutMillis": 10_000}
 """MongoDB's own, which leave a member alone for a while."""

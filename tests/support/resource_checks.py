@@ -14,7 +14,7 @@ from mongo_session_service.service import backends_of
 from support.cancel_points import is_drivers
 from support.failpoints import open_transactions
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def cursors(admin: MongoClient, database: str, *, streams: bool = True) -> set[int]:

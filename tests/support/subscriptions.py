@@ -18,7 +18,7 @@ from mongo_session_service.feed.subscription import Subscription
 APP, USER, ID = "app", "user", "s"
 IDS = {"app_name": APP, "user_id": USER}
 SESSION = {**IDS, "session_id": ID}
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def new_event(author: str = "x", /, **delta: Any) -> Event:

@@ -109,7 +109,7 @@ async def test_all_is_sealed_with_the_new_key(
     """Then it is the same with the new key alone, and nobody received a change."""
     async with keys.before() as before, failing(before) as consumer:
         await fill(before)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(await letters(consumer)) < 6:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         expected = [await shown(before), await letters(consumer)]
@@ -263,7 +263,7 @@ async def test_letters_of_details_and_of_trimmed_logs_are_sealed(
         await before.append_event(session, canary_event())
         async with before.consumer("failing", updates=True) as consumer:
             running = asyncio.create_task(consumer.run(_fail, max_attempts=1))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for kind in ("snapshot", "updated"):
                     while all(  # noqa: ASYNC110
                         it.kind != kind for it in await letters(consumer)

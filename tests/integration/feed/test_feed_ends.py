@@ -35,7 +35,7 @@ async def test_a_backlog_is_no_slow_reader(
         None if is_borrowed else uri,
         client=client,
         database=database,
-        _limits=Limits(inbox_changes=300),
+        _limits=Limits(inbox_changes=500),
     )
     sessions = [await create(service, f"s{number}") for number in range(40)]
     async with Follower(victim.watch(APP)) as follower:

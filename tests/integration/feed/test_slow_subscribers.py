@@ -164,7 +164,7 @@ async def test_closing_the_service_ends_subscriptions(
     ):
         await service.append_event(session, new_event())
         await broad.until(lambda: broad.told)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await service.close()
         assert await follower.ended() is None
         assert await broad.ended() is None

@@ -113,7 +113,7 @@ def test_loops_that_die_harm_nobody(shared: MongoSessionService) -> None:
             async with asyncio.timeout(PATIENCE):
                 while shared.feed_stats().subscriptions > 1:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)  # the feed looks for them every second
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await shared.close()
 
     asyncio.run(main())
@@ -199,7 +199,7 @@ async def test_borrowed_clients(
             await service.delete_session(**SESSION)
             assert await follower.ended() is None
             await broad.until(lambda each=broad: "deleted" in each.kinds)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await service.close()
             assert await broad.ended() is None
         await wait_for_streams(admin, database, 0)

@@ -108,7 +108,7 @@ async def test_consumers_receive_updates_on_request(
             await service.update_session(**SESSION, title="B", labels={"l": "1"})
             await service.update_session(**SESSION, title=None)
             await service.delete_session(**SESSION)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await done.wait()
             await consumer.close()
             await running

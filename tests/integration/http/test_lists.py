@@ -26,7 +26,7 @@ async def url(service: MongoSessionService) -> AsyncIterator[str]:
 
 
 async def asked(url: str, **query: Any) -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         return await http.get(url, params=query)
 
 

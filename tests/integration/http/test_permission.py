@@ -43,7 +43,7 @@ async def session(service: MongoSessionService) -> Session:
 
 
 async def asked(url: str, method: str = "GET") -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         body = {"title": "T"} if method == "PATCH" else None
         return await http.request(method, url, json=body, headers=WRITE)
 

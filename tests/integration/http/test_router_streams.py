@@ -42,7 +42,7 @@ async def url(service: MongoSessionService) -> AsyncIterator[str]:
 async def refused(url: str, last: str = "", **query: Any) -> httpx.Response:
     """The answer to a request that gets no stream."""
     headers = {"Last-Event-ID": last.encode()} if last else {}
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         return await http.get(url, params=query, headers=headers)
 
 

@@ -43,7 +43,7 @@ async def send(
 ) -> httpx.Response:
     """A request of the server's own page."""
     more = {} if body is None else {"json": body}
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         return await http.request(
             method, f"{url}{path}", headers={"Origin": url, **headers}, **more
         )

@@ -42,7 +42,7 @@ async def send(
         name.replace("_", "-"): value for name, value in headers.items()
     }
     more = {} if body is None else {"json": body}
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         target = f"{url}{PATH}{path}"
         return await http.request(method, target, headers=everything, **more)
 

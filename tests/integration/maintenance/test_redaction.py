@@ -62,7 +62,7 @@ async def test_no_collection_has_it(
             again = first.model_copy(deep=True, update={"id": "again"})
             for event in (first, say("Hi", "i2"), again):
                 await service.append_event(session, event)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len([it async for it in consumer.dead_letters()]) < 3:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             running.cancel()

@@ -210,7 +210,7 @@ async def list_them(ready):
 
 async def close(ready):
     await asyncio.to_thread(ready.wait)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await service.close()
 
 asyncio.run(service.setup())

@@ -51,7 +51,7 @@ DOCUMENTED = (
 )
 """A refusal by the server is none of them: it should never have been asked."""
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

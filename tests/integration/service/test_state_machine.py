@@ -35,7 +35,7 @@ from mongo_session_service import MongoSessionService
 Result = TypeVar("Result")
 Call = Callable[[BaseSessionService], Coroutine[Any, Any, Result]]
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 USERS, NAMES = ["u", "v"], ["s", "t"]
 ALL = list(itertools.product(USERS, NAMES))

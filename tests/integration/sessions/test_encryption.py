@@ -46,7 +46,7 @@ async def test_nothing_is_stored_in_clear(
         await sealed.append_event(session, event)
         state = {"own": CANARY, "app:motto": CANARY, "user:x": CANARY}
         await sealed.create_session(app_name=APP, user_id=USER, state=state)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len([each async for each in consumer.dead_letters()]) < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         running.cancel()

@@ -253,7 +253,7 @@ async def test_a_batch_that_is_cancelled_before_it_began_is_begun_anew(
 
     starting[0].cancel()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await appending
     assert starting[0].cancelled()
     assert await read(service, session) == session

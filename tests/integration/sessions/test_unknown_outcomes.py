@@ -212,7 +212,7 @@ async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
             one = asyncio.create_task(first.append_event(session, event))
             with MongoClient(replica_set.uri) as admin:
                 events = admin.adk.events
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     # No signal comes from the server.
                     while not await asyncio.to_thread(  # noqa: ASYNC110
                         events.count_documents, {}

@@ -271,7 +271,7 @@ async def test_waiting_for_a_dead_import_is_explained(
         change = {"$set": {"revision": 7}}
         admin[database].sessions.update_one({"_id": KEY.id}, change, session=killed)
         moving = asyncio.create_task(moved(old, service))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             told = await words.get()
         killed.abort_transaction()
     result, _ = await moving

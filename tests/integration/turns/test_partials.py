@@ -274,7 +274,7 @@ async def test_a_stream_that_is_read_does_not_end(
     limits = Limits(feed_linger_seconds=0)
     async with (
         MongoSessionService(mongodb_uri, database=database, _limits=limits) as other,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         watch(other) as changes,
     ):
         model.say("one ")

@@ -181,7 +181,7 @@ async def test_a_writer_whose_transaction_was_ended_goes_on(
             service.append_event(session, Event(author="slow"))
         )
         await is_written.wait()
-        async with asyncio.timeout(10), second.turn(**IDS) as following:
+        async with asyncio.timeout(30), second.turn(**IDS) as following:
             await second.append_event(following, Event(author="following"))
         may_commit.set()
         with pytest.raises(LeaseLostError):
@@ -245,7 +245,7 @@ async def test_the_turn_of_a_dead_process_is_taken_over(
     assert await asyncio.to_thread(here.recv) == "waiting"
     process.kill()
     await asyncio.to_thread(process.join)
-    async with asyncio.timeout(10), service.turn(**IDS, wait=10) as session:
+    async with asyncio.timeout(30), service.turn(**IDS, wait=10) as session:
         await service.append_event(session, Event(author="next"))
     assert authors(await read(service)) == ["next"]
 

@@ -29,7 +29,7 @@ def waiters(admin: MongoClient, database: str) -> list[dict[str, Any]]:
 
 async def queued(admin: MongoClient, database: str, count: int) -> None:
     """Return when so many wait."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(waiters(admin, database)) != count:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(0.01)
 
@@ -58,7 +58,7 @@ async def test_waiters_elsewhere_follow_in_order(
     async with (
         MongoSessionService(mongodb_uri, database=database) as other,
         MongoSessionService(mongodb_uri, database=database) as third,
-        asyncio.timeout(10),
+        asyncio.timeout(60),
     ):
         tasks = []
         holding = service.turn(**IDS)
@@ -122,7 +122,7 @@ async def test_a_waiter_of_a_recreated_session_fails(
     """It gets SessionNotFoundError; a waiter of the new session gets its turn."""
     await service.create_session(**IDS)
 
-    async with asyncio.timeout(10), service.turn(**IDS):
+    async with asyncio.timeout(60), service.turn(**IDS):
         outlived = waiting(service)
         await queued(admin, database, 1)
         await service.delete_session(**IDS)
@@ -227,7 +227,7 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
 async def renewed(connection: Connection, count: int) -> None:
     """Return when so many waiters have renewed their tickets."""
     fresh = {"renewed_at": {"$gt": LONG_AGO}}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await connection.leases.count_documents(fresh) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
@@ -256,7 +256,7 @@ async def test_many_leases_of_long_ids_are_renewed(
     for each in held:
         renewer.add_lease(each)
     fresh = {"turn.renewed_at": {"$gt": LONG_AGO}}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await connection.sessions.count_documents(fresh) < len(held):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     for each in held:
