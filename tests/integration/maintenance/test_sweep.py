@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import gc
 import math
+import time
 import weakref
 from typing import Any
 
