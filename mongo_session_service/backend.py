@@ -95,6 +95,30 @@ class BackendCall:
                         raise exc
 
 
+class ConnectionCall:
+    """A call that needs the connection only.
+
+    It is a class, since generators are left open in it: an event loop that ends closes
+    all generators at once, this one before those that need it.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: BackendCall) -> None:
+        self._call = call
+
+    async def __aenter__(self) -> Connection:
+        return (await self._call.__aenter__()).connection
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._call.__aexit__(exc_type, exc, traceback)
+
+
 Opener = Callable[[], AbstractAsyncContextManager[Backend]]
 """Gives the running loop's backend to a feed or a consumer."""
 

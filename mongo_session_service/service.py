@@ -8,7 +8,7 @@ import logging
 import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -27,7 +27,7 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Backend, Backends
+from mongo_session_service.backend import Backend, Backends, ConnectionCall
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
@@ -43,7 +43,6 @@ from mongo_session_service.consumers.leased_reader import (
     Start,
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.cooperative import in_slices
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.tasks import running_loop, uninterrupted
@@ -1588,10 +1587,8 @@ def backends_of(service: MongoSessionService) -> Backends:
     return service._backends  # noqa: SLF001
 
 
-@asynccontextmanager
-async def connection_of(
+def connection_of(
     service: MongoSessionService, *, sets_up: bool = False
-) -> AsyncGenerator[Connection]:
+) -> ConnectionCall:
     """Open a service's connection for a call of the package's own tools."""
-    async with backends_of(service).call(sets_up=sets_up) as backend:
-        yield backend.connection
+    return ConnectionCall(backends_of(service).call(sets_up=sets_up))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -79,3 +82,20 @@ async def test_a_log_is_that_of_the_session_looked_at(
         _ = [
             each async for each in stored_contents.iter_stored_events(service, seen, 0)
         ]
+
+
+async def test_an_event_loop_may_end_amid_a_log(service: MongoSessionService) -> None:
+    """It closes what a command that nobody reads has left open, in any order."""
+    session = await service.create_session(**IDS)
+    await service.append_event(session, Event(author="agent"))
+    seen = await stored_contents.load_summary_with_state(service, SessionKey(**IDS))
+    begun: list[AsyncGenerator[Any]] = []
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(begun.append)
+    try:
+        await anext(stored_contents.iter_stored_events(service, seen, 0))
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+
+    for each in reversed(begun):
+        await each.aclose()
