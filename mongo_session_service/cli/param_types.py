@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from mongo_session_service.cli.terminal import DEBUG_HINT, printable
 
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 """Seconds of the units of durations."""
 
 
@@ -70,10 +70,10 @@ def _parse_future_time(text: str) -> float:
 
 
 def _parse_duration(text: str) -> float:
-    """Parse a duration in seconds, at most 100 years: a number, perhaps with a unit."""
+    """Parse a number with a unit, at most 100 years; return its seconds."""
     from mongo_session_service.model.metadata import MAX_TTL
 
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if parts is None:
         raise ValueError(f"{text!r} is not a duration such as 7200s, 12h or 7d.")
     seconds = float(parts[1]) * _UNITS[parts[2]]

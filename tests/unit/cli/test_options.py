@@ -89,7 +89,7 @@ def test_a_password_needs_somebody_who_answers() -> None:
         ("set a b c --ttl 0s", "'--ttl': '0s' is out of range: more than 0"),
         ("set a b c --ttl 36526d", "'--ttl': '36526d' is out of range: more than 0"),
         ("prune --idle-for 0.0h", "'--idle-for': '0.0h' is out of range: more than 0"),
-        ("trim a --older-than 0", "'--older-than': '0' is out of range: more than 0"),
+        ("trim a --older-than 90", "'90' is not a duration such as 7200s, 12h or 7d."),
         ("trim a --older-than 36526d", "more than 0, at most 36525d (100 years)."),
         ("prune --created-before 2999-01-01", "'2999-01-01' is not in the past"),
         ("prune --created-before 1969-12-31", "'1969-12-31' is not in the past"),
