@@ -43,8 +43,8 @@ def register(
             return MongoSessionService(**arguments)
         if ignored := arguments.keys() - {"uri", "agents_dir"}:
             raise ConfigurationError(
-                "register() was given a service: what else was given for it is too"
-                f" late, {quoted(min(ignored))}. Give it to MongoSessionService."
+                f"register() was given both a service and {quoted(min(ignored))}: give"
+                " that to MongoSessionService instead."
             )
         return service
 

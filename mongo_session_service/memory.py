@@ -80,7 +80,7 @@ def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[
 
 
 class _MemoryFeeder:
-    """Feeds one memory service; what is due is told from storage alone."""
+    """Feeds one memory service; finds what is due from storage alone."""
 
     def __init__(self, memory: BaseMemoryService) -> None:
         self._memory: Any = memory
@@ -171,7 +171,7 @@ class _SessionLog:
         return turn[::-1] if is_ending else []
 
     async def _back_from(self, revision: int, event: Event) -> AsyncIterator[Event]:
-        """The events from one back to the first, of one point in time.
+        """Yield the events from one back to the first, as of one time.
 
         Nothing if the session is not stored any more, or is a later one of the same id.
         """
@@ -189,7 +189,7 @@ class _SessionLog:
                     yield self._decoded(each)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """All events by revision, if the session is stored."""
+        """Yield all events with their revisions, if the session is stored."""
         wanted = LogRange(page_events=_PAGE)
         with suppress(SessionNotFoundError):
             async for page in read_log(self._connection, self.key, wanted):
@@ -197,7 +197,7 @@ class _SessionLog:
                     yield each["_id"]["revision"], self._decoded(each)
 
     async def session(self, event: Event) -> Session | None:
-        """The session with all its events; None if it is not stored any more."""
+        """Load the session with all its events; None if it is not stored any more."""
         reads = SessionReads(self._connection)
         stored = await self._connection.retry(reads.load_session, self.key)
         if stored is None:
@@ -226,7 +226,7 @@ def _is_ending(event: Event) -> bool:
 
 
 def _after_ending(events: list[Event]) -> list[Event]:
-    """Return the events that the last one makes due, after an earlier ending.
+    """Return what to hand over when a turn goes on after a final response.
 
     Up to the user's next message each has followed by itself. Events without an
     invocation id follow nothing: they would all be of one turn.

@@ -24,7 +24,7 @@ class Privilege(NamedTuple):
         return f"{self.action!r} on collection '{self.database}.{self.collection}'"
 
     def is_among(self, held: Iterable[Document]) -> bool:
-        """Whether these privileges, as MongoDB lists them, include it."""
+        """Tell whether these privileges, as MongoDB lists them, include it."""
         return any(
             self.action in each["actions"] and self._is_in(each["resource"])
             for each in held

@@ -82,7 +82,7 @@ class Change(BaseModel):
 
     @property
     def session_key(self) -> SessionKey | None:
-        """The session that changed, if it is one."""
+        """Key of the session that changed; None for shared state."""
         if self.user_id is None or self.session_id is None:
             return None
         return SessionKey(self.app_name, self.user_id, self.session_id)
@@ -107,7 +107,7 @@ class Change(BaseModel):
 
     @property
     def is_withheld(self) -> bool:
-        """Whether ``json_text`` lacks anything of it."""
+        """Tell whether ``json_text`` leaves out a part of the change."""
         return public_view.is_withheld(self._fields)
 
     @property

@@ -65,7 +65,7 @@ class ChangeRecord:
 
     @property
     def key(self) -> SessionKey:
-        """The session that it concerns, if it is one."""
+        """Key of the session that changed; only in a change of a session."""
         return SessionKey(*self.owner)
 
     @property
@@ -154,7 +154,7 @@ class WatchedCollections(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TombstoneRemoved:
-    """A tombstone, not a session, is what the same transaction deletes next."""
+    """Marker: this transaction's next delete removes a tombstone, not a session."""
 
     key: SessionKey
 
@@ -168,7 +168,7 @@ ChangeEvent = ChangeRecord | TombstoneRemoved
 
 
 def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
-    """The filter of a change stream, for one app or for all.
+    """Return the pipeline of a change stream, for one app or for all.
 
     It has only plain comparisons, which the server can evaluate on its oplog. Without
     the drops, the stream of a dropped database would end without an error.
@@ -197,35 +197,35 @@ def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
 
 
 def partials_pipeline(collection: str) -> list[Document]:
-    """The filter of a change stream that has what running turns say, and no more."""
+    """Return the pipeline of a change stream that has only what running turns say."""
     return [{"$match": {"ns.coll": collection, "operationType": "insert"}}]
 
 
 def slim(pipeline: list[Document]) -> list[Document]:
-    """Leave out of a pipeline the fields that can exceed the size of a reply."""
+    """Drop the fields that can exceed the size of a reply from a pipeline's output."""
     return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
 
 
 def transaction_of(change: Document) -> tuple[Any, Any] | None:
-    """The identity of the transaction that a change belongs to, if any."""
+    """Identify the transaction that a change belongs to, if any."""
     return (change["lsid"]["id"], change["txnNumber"]) if "lsid" in change else None
 
 
 def cluster_time(change: Document) -> Timestamp:
-    """The time of commit, on the deployment's own clock."""
+    """Return a change's time of commit, on the deployment's own clock."""
     time: Timestamp = change["clusterTime"]
     return time
 
 
 def time_of_token(token: Document) -> Timestamp:
-    """The time of commit of the latest change before a resume token."""
+    """Return the time of commit of the latest change before a resume token."""
     # Hexadecimal: a byte that says "timestamp", four of its seconds, four of its count.
     data: str = token["_data"]
     return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
 
 
 def mark_of(change: Document) -> str:
-    """A mark that identifies a change among those of its time, without IDs in clear."""
+    """Digest a change's identity: no IDs in clear, distinct among those of its time."""
     named = {name: change.get(name) for name in ("operationType", "ns", "documentKey")}
     return hashlib.sha256(bson.encode(named)).hexdigest()
 
@@ -286,7 +286,7 @@ def decode_appended(
 
 
 def readable_change(record: ChangeRecord) -> Change | None:
-    """The change that subscribers receive, without its content if that is unreadable.
+    """Decode a change for subscribers, without its content if that is unreadable.
 
     One change must not end a stream, and the subscribers of a session count its
     revisions. Shared state that cannot be read is left out: None.
@@ -306,7 +306,7 @@ def readable_change(record: ChangeRecord) -> Change | None:
 
 
 def stored_delta(appended: ChangeRecord) -> Document:
-    """The delta of an event, as stored, keys prefixed by scope.
+    """Return an event's delta as stored, keys prefixed by scope.
 
     Empty if another tool wrote it; reading the event raises then.
     """
@@ -323,7 +323,7 @@ def stored_delta(appended: ChangeRecord) -> Document:
 def decode_trimmed(
     document: Document, shared: list[Document], hooks: Hooks
 ) -> ChangeRecord | None:
-    """Decode the document before a log, if the log was trimmed."""
+    """Decode the document that precedes a trimmed log; None for any other."""
     key = key_in_id(document["_id"], (*SessionKey._fields, "revision"))
     if key is None or not documents.log_begins(document):
         return None
@@ -354,7 +354,7 @@ def _decode_session_change(
 def updated_record(
     key: SessionKey, document: Document, time: float, hooks: Hooks
 ) -> ChangeRecord:
-    """The change that a session's title, labels, expiry or waiting calls are others."""
+    """Build an ``updated`` change: of title, labels, expiry or waiting calls."""
     waiting = {name: document[name] for name in WAITING_FIELDS if name in document}
     content = {
         "details": Details.from_document(document).to_document(),
@@ -379,7 +379,7 @@ def _decode_state_change(
 
 
 def key_in_id(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
-    """The key in an ``_id`` with these fields; None if it has others."""
+    """Return the key in an ``_id`` with just these fields; None if it has others."""
     texts = _key_parts(id_, fields)
     return None if texts is None else SessionKey(*texts)
 
@@ -393,7 +393,7 @@ def _key_parts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def committed_at(change: Document) -> float:
-    """The time of commit, in seconds since 1970."""
+    """Return the time of commit, in seconds since 1970."""
     wall_time: datetime | None = change.get("wallTime")  # MongoDB 6.0 and later
     if wall_time is not None:
         return wall_time.replace(tzinfo=UTC).timestamp()
@@ -416,7 +416,7 @@ def _check_drop(change: Document, names: WatchedCollections) -> None:
 
 
 def needs_document(change: Document, names: WatchedCollections) -> bool:
-    """Whether a change lacks content, so that its document has to be read.
+    """Tell whether a change lacks content, so that its document has to be read.
 
     It does if it was too large for the stream, or if another tool has changed a part of
     a state value in place.
@@ -437,7 +437,7 @@ def _is_in_place(description: Document) -> bool:
 
 
 def _written_delta(change: Document) -> Document:
-    """The delta of a write to a state document; all of its state if unknown."""
+    """Return what a write has set in a state document; all of its state if unknown."""
     if "fullDocument" in change:
         state = (change["fullDocument"] or {}).get("state")
         return bson_values.decode_fields(state) if isinstance(state, dict) else {}

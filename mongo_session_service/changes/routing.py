@@ -28,11 +28,11 @@ class Scope(NamedTuple):
 
     @property
     def is_session(self) -> bool:
-        """Whether a single session is covered."""
+        """Tell whether it is a single session."""
         return self.session_id is not None
 
     def covers(self, key: SessionKey) -> bool:
-        """Whether a session belongs to it."""
+        """Tell whether a session belongs to it."""
         pairs = zip(self, key, strict=True)
         return all(own is None or own == part for own, part in pairs)
 
@@ -88,7 +88,7 @@ class Router(Generic[_Subscriber]):
     def route(
         self, item: ChangeEvent, transaction: object
     ) -> list[tuple[_Subscriber, ChangeRecord]]:
-        """The subscribers of the next change, each with as much of it as it lacks.
+        """Return the next change's subscribers, each with the part that it lacks.
 
         Shared state is written once for all the appends of a transaction, after their
         events. A subscriber that receives such an append knows its part already. Nobody
@@ -156,7 +156,7 @@ class _Write(NamedTuple):
 def _unknown_part(
     delta: Document, prefix: str, writes: dict[str, _Write], scope: Scope
 ) -> Document:
-    """The part of a write to shared state that a scope's own events do not hold."""
+    """Return the part of a shared state's write that a scope's own events lack."""
     unknown = {
         prefixed: value
         for prefixed, value in delta.items()

@@ -64,7 +64,7 @@ class Stream:
         pipeline: list[Document],
         start: Timestamp | Document,
     ) -> None:
-        """A stream that opens with its first call.
+        """Open nothing yet: the first call does.
 
         ``start`` is a time on the deployment's clock, or a resume token.
         """
@@ -89,11 +89,11 @@ class Stream:
 
     @property
     def has_more(self) -> bool:
-        """Whether the next change is here already, as far as the driver shows it."""
+        """Tell whether the next change is here already, as far as the driver knows."""
         return is_buffering(self._cursor)
 
     async def next_change(self) -> Document | None:
-        """The next change, or None if there was none for about a second.
+        """Return the next change; None if there was none for about a second.
 
         HistoryLostError if the stream cannot be resumed, StorageUnavailableError once
         it has failed for ``RETRY_LIMIT`` seconds in a row.

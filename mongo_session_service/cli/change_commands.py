@@ -39,7 +39,7 @@ _PAGE: Final = 1000
     "--ttl",
     type=DURATION,
     metavar="DURATION",
-    help="How long it lives from now on, and again after each event: 7200s, 12h, 7d.",
+    help="Time to live, from now on and again after each event: 7200s, 12h, 7d.",
 )
 @click.option(
     "--expire-time",

@@ -45,7 +45,7 @@ _MARKS: Final = {
 @click.option(
     "--fill-waiting",
     is_flag=True,
-    help="Name what waits for people in sessions of earlier releases, too.",
+    help="Have sessions of earlier releases name the calls that wait for people, too.",
 )
 @options.as_json
 @options.with_address
@@ -233,7 +233,7 @@ def grants(context: click.Context, features: list[str], name: str | None) -> Non
     "--plan",
     is_flag=True,
     expose_value=False,
-    help="Print what would be done, and do nothing: so it does without it, too.",
+    help="Accepted for scripts: the command prints, and does nothing else.",
 )
 @click.option(
     "--zone",

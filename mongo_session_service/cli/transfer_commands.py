@@ -258,7 +258,7 @@ async def _progress(
 
 
 def _figures(done: Moved | Verified | Exported) -> dict[str, Any]:
-    """Return the counts for JSON; an import's time is told as what it is for."""
+    """Return the counts for JSON, without the time at which an import started."""
     figures = {"sessions": done.sessions, **asdict(done)}
     figures.pop("started", None)
     return figures

@@ -16,7 +16,7 @@ _set: Final = object.__setattr__
 
 
 def _is_known() -> bool:
-    """Whether ADK's sessions still are what :func:`to_session` makes."""
+    """Tell whether ADK's sessions still are what :func:`to_session` makes."""
     fields: dict[str, Any] = {
         "id": "",
         "app_name": "",
@@ -39,7 +39,7 @@ _FIELDS: Final = set(Session.model_fields)
 
 
 def to_session(stored: StoredSession) -> Session:
-    """A stored session as ADK's callers get it."""
+    """Build ADK's ``Session`` from a stored session."""
     (app_name, user_id, session_id), marker, update_time, state, events, *_ = stored
     fields = {
         "id": session_id,
@@ -63,14 +63,14 @@ def to_session(stored: StoredSession) -> Session:
 
 
 def marker_of(session: Session) -> Marker | None:
-    """The marker that a session was read at; None if it was not read here."""
+    """Return the marker that a session was read at; None if it was not read here."""
     # Ten times faster than by name, and asked twice for each append.
     found = (session.__pydantic_private__ or {}).get(_MARK)
     return found if isinstance(found, Marker) else None
 
 
 def mark(session: Session, marker: Marker) -> None:
-    """Note in a session what it is at."""
+    """Note in a session the marker of what it holds."""
     # ADK's own services keep text in it, other services what they like.
     session._storage_update_marker = marker  # type: ignore[assignment]  # noqa: SLF001
 

@@ -64,14 +64,14 @@ class UnreadableError(StorageError):
 
 @lru_cache(maxsize=1024)
 def escape_key(key: str) -> str:
-    """A state key as a field name that is safe in update paths and queries."""
+    """Escape a state key to a field name that is safe in update paths and queries."""
     for character, escape in _ESCAPES:
         key = key.replace(character, escape)
     return _SURROGATE.sub(lambda match: f"%u{ord(match[0]):04X}", key) or "%"
 
 
 def escape_keys(state: Mapping[str, Any]) -> dict[str, Any]:
-    """State, or a delta to it, by its fields' names."""
+    """Escape the keys of state, or of a delta to it."""
     return {escape_key(key): value for key, value in state.items()}
 
 
@@ -89,7 +89,7 @@ def unescape_key(name: str) -> str:
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
-    """A JSON value, or bytes, as BSON holds it exactly: native or wrapped.
+    """Encode a JSON value, or bytes, exactly in BSON: native or wrapped.
 
     Anything else is stored in its :func:`json_form`.
     """
@@ -115,7 +115,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a state, or of a delta to it, each by :func:`encode_value`."""
+    """Encode the values of a state, or of a delta, each by :func:`encode_value`."""
     return {
         key: value if type(value) is str and value.isascii() else encode_value(value)
         for key, value in state.items()
@@ -123,7 +123,7 @@ def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode_dict(value: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """A dict as BSON holds it exactly, whose values are encoded already."""
+    """Encode a dict exactly in BSON; its values are encoded already."""
     has_odd_key = any(
         not key.isidentifier() and _NOT_A_FIELD_NAME.search(key) for key in value
     )
@@ -131,7 +131,7 @@ def encode_dict(value: Mapping[str, Any], values: dict[str, Any]) -> dict[str, A
 
 
 def _is_reference(value: Mapping[str, Any]) -> bool:
-    """Whether the driver would read a dict as a reference, and not as what it is."""
+    """Tell whether the driver would read a dict as a reference, not as a dict."""
     return "$ref" in value and "$id" in value
 
 
@@ -193,7 +193,7 @@ def _is_same_scalar(one: Any, other: Any) -> bool:
 
 
 def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
-    """One scope's state, or a delta to it, as fields of its document."""
+    """Encode one scope's state, or a delta to it, as fields of its document."""
     return escape_keys(encode_values(state))
 
 
@@ -219,7 +219,7 @@ def is_plain(encoded: bytes | memoryview) -> bool:
 
 
 def json_form(value: Any, where: str = "An event") -> Any:
-    """The form that ADK's SQL service would store for a value.
+    """Return the form that ADK's SQL service would store for a value.
 
     JSON stays as it is; dates, sets, models and UTF-8 bytes become what pydantic makes
     of them; a function or an open file becomes text, and a warning says ``where``.
@@ -243,7 +243,7 @@ def json_form(value: Any, where: str = "An event") -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogate, which UTF-8 cannot hold."""
+    """Tell whether a string has no lone surrogate, which UTF-8 cannot hold."""
     if text.isascii():
         return True
     try:
@@ -254,7 +254,7 @@ def is_unicode(text: str) -> bool:
 
 
 def is_json(value: Any) -> bool:
-    """Whether a value has JSON's types alone and is not too deep to read back."""
+    """Tell whether a value has JSON's types alone and is not too deep to read back."""
     level = [value]
     for _ in range(MAX_DEPTH):
         # Once each, so that neither cycles nor shared parts make a level grow.

@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 def cut_by_size(
     items: Iterable[Item], most: int, size_of: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[list[Item]]:
-    """Lists of ``most`` items, or of that size in all; a larger item is alone."""
+    """Cut items into lists of ``most``, or of that size; a larger item is alone."""
     part: list[Item] = []
     total = 0
     for each in items:
@@ -44,7 +44,7 @@ def cut_by_size(
 
 
 def cut_by_id_size(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Lists of items whose ``id``s, those of their documents, fit into one command."""
+    """Cut items into lists whose documents' ``id``s fit into one command."""
     return cut_by_size(items, MAX_ID_BYTES, _id_size)
 
 
@@ -59,7 +59,7 @@ def check_event_size(event_id: str, delta: Mapping[str, Any], size: int) -> None
 
 
 def check_initial_state(fields: Mapping[str, Any]) -> int:
-    """The bytes of one scope's initial state: at most ``MAX_DOCUMENT_BYTES``."""
+    """Refuse an initial state over ``MAX_DOCUMENT_BYTES``; return its size."""
     size = len(bson.encode(fields))
     if size > MAX_DOCUMENT_BYTES:
         raise _too_large(f"The initial state ({_largest_field(fields)})", size)
@@ -67,7 +67,7 @@ def check_initial_state(fields: Mapping[str, Any]) -> int:
 
 
 def outgrown_error(write: Append | NewSession) -> DocumentTooLargeError:
-    """The error of a write whose state does not fit beside what is stored."""
+    """Return the error of a write whose state does not fit beside what is stored."""
     key, delta = write.key, write.delta
     scopes = {
         f"session {quoted(key.session_id)}": delta.session,

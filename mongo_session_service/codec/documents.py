@@ -82,7 +82,7 @@ _BESIDE_STATE: Final = 4096
 
 
 def session_document(session: NewSession) -> Document:
-    """A new session as it is stored."""
+    """Build the document of a new session."""
     document = {
         "_id": session.key.id,
         "state": session.delta.session,
@@ -101,7 +101,7 @@ def session_document(session: NewSession) -> Document:
 
 
 def has_initial_document(session: NewSession) -> bool:
-    """Whether a session's initial state has to have a document of its own.
+    """Tell whether a session's initial state has to have a document of its own.
 
     That of a session that was trimmed is found there by readers of the log alone.
     """
@@ -122,7 +122,7 @@ def event_document(
     encoded: bool = False,
     waiting: Document | None = None,
 ) -> Document:
-    """An event as it is stored; if ``encoded``, with its BSON rather than its fields.
+    """Build the document of an event; if ``encoded``, with BSON instead of fields.
 
     The driver copies BSON as it is, and need not encode the event a second time. Given
     are the fields of what waits from now on, if it changes that.
@@ -135,7 +135,7 @@ def event_document(
 
 
 def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Document:
-    """A partial event as a document of a running turn holds it."""
+    """Build the fields of a partial event in a document of a running turn."""
     document, _, _ = _encode_event(key, event, hooks)
     encoded = bson.encode(document)
     document_size.check_event_size(event.id, {}, len(encoded))
@@ -144,13 +144,13 @@ def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Documen
 
 
 def _event_flags(*, is_wrapped: bool, is_hooked: bool) -> Document:
-    """The fields that say how the event beside them is to be decoded."""
+    """Build the fields that tell how to decode the event beside them."""
     flags = {"wrapped": is_wrapped, "hooked": is_hooked}
     return {name: True for name, is_set in flags.items() if is_set}
 
 
 def is_wrapped(encoded: bytes) -> bool:
-    """Whether a ``%json`` is in an event's BSON."""
+    """Tell whether a value in an event's BSON is wrapped in ``%json``."""
     return _WRAPPER_FIELD in encoded
 
 
@@ -159,7 +159,7 @@ _SCALARS: Final = {str, int, float, bool, type(None)}
 
 
 def is_visible(session: dict[str, Any], now: float) -> bool:
-    """Whether a document of the sessions collection is a session to be shown.
+    """Tell whether a document of the sessions collection is a session to be shown.
 
     The server's filter is :func:`queries.visible_filter`.
     """
@@ -169,7 +169,7 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
 
 
 def warn_of_unreadable(error: UnreadableError) -> None:
-    """Log the error, where one session is left out of a list of many."""
+    """Log the error of a session that is left out of a list."""
     logger.warning("A session is missing from a list. %s", error)
 
 
@@ -186,7 +186,7 @@ def key_of(id_: Document) -> SessionKey | None:
 
 
 def unreadable_session(id_: Document) -> UnreadableError:
-    """The error that names a session as well as its ``_id`` allows."""
+    """Return the error that names a session as well as its ``_id`` allows."""
     session_id = id_.get("session_id")
     if isinstance(session_id, str):
         return UnreadableError(f"Session {quoted(session_id)}")
@@ -232,7 +232,7 @@ def decode_session_state(
 
 
 def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
-    """The state that a document's fields hold."""
+    """Decode the state that a document's fields hold."""
     return hooks.loaded_state(_readable(fields, owner), owner)
 
 
@@ -252,7 +252,7 @@ def encode_new_session(
     hooks: Hooks,
     details: Details = NO_DETAILS,
 ) -> NewSession:
-    """A session with its initial state, ready to be stored."""
+    """Encode a session with its initial state for storage."""
     flat = _json_state(_check_state(state))
     if hooks.is_missing:
         details = details.with_display_name(flat)
@@ -268,7 +268,7 @@ def encode_new_session(
 def encode_state(
     state: Mapping[str, Any], owner: Owner, hooks: Hooks
 ) -> tuple[dict[str, Any], int]:
-    """The state of one app, user or session, ready to be stored, and its size.
+    """Encode the state of one app, user or session for storage; tell its size.
 
     Its keys have no prefix; those of a session that have one are left out.
     """
@@ -282,7 +282,7 @@ def encode_state(
 
 
 def encode_event_fields(event: Event) -> dict[str, Any]:
-    """An event's fields as they are stored without hooks."""
+    """Encode an event's fields as they are stored without hooks."""
     nobody = SessionKey("", "", "")  # only a hook is told whose event it is
     document, delta, _ = _encode_event(nobody, event, NO_HOOKS)
     document_size.check_event_size(event.id, delta, len(bson.encode(document)))
@@ -292,7 +292,7 @@ def encode_event_fields(event: Event) -> dict[str, Any]:
 def encode_append(
     key: SessionKey, event: Event, hooks: Hooks, fence: TurnFence | None = None
 ) -> Append:
-    """An event and its effect on state, ready to be stored, ``temp:`` left out."""
+    """Encode an event and its effect on state for storage, without ``temp:``."""
     document, delta, values = _encode_event(key, event, hooks)
     encoded = bson.encode(document)
     document_size.check_event_size(event.id, delta, len(encoded))
@@ -347,12 +347,12 @@ def _encode_event(
 
 
 def decode_event(stored: Document, hooks: Hooks) -> Event:
-    """The event a document of the events collection holds."""
+    """Decode the event in a document of the events collection."""
     return built_event(event_fields(stored, hooks), stored["_id"])
 
 
 def event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
-    """An event's fields as they were before they were stored."""
+    """Decode an event's fields to those that were given before storage."""
     id_ = stored["_id"]
     if "hooked" in stored and hooks.after_load is None:
         where = _WHERE.format(**id_)
@@ -372,7 +372,7 @@ def event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
 
 
 def built_event(fields: dict[str, Any], id_: Document) -> Event:
-    """The event with these fields, which was stored under an ``_id``."""
+    """Build the event with these fields, which was stored under an ``_id``."""
     try:
         return events.build_event(fields)
     except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types
@@ -385,7 +385,7 @@ def _unreadable(id_: Document) -> StorageError:
 
 
 def is_logged(document: Document) -> bool:
-    """Whether a document is of a session's log, as its ``_id`` tells."""
+    """Tell whether a document is of a session's log, as its ``_id`` tells."""
     id_ = document["_id"]
     return isinstance(id_, dict) and "revision" in id_
 
@@ -393,7 +393,7 @@ def is_logged(document: Document) -> bool:
 def split_log(
     documents: Iterable[Document],
 ) -> tuple[list[Document], Iterator[Document]]:
-    """The documents before the first of a session's log, and the log itself."""
+    """Split documents into those before a session's log, and the log."""
     rest = iter(documents)
     heads: list[Document] = []
     for document in rest:
@@ -404,7 +404,7 @@ def split_log(
 
 
 def decode_log(log: Iterable[Document], begins: int, hooks: Hooks) -> Iterator[Event]:
-    """The events of a log that begins after a revision."""
+    """Decode the events of a log that begins after a revision."""
     for document in log:
         if not begins or document["_id"]["revision"] > begins:
             yield decode_event(document, hooks)
@@ -418,7 +418,7 @@ def decode_sessions(
     is_list: bool = False,
     is_plain: bool = False,
 ) -> Iterator[StoredSession]:
-    """The sessions among mixed documents, each with the state it shares.
+    """Decode the sessions among mixed documents, each with the state it shares.
 
     The longest untouched comes first, ties by user and then session id. Documents are
     told apart by their ``_id``. A list leaves out a session that cannot be read.
@@ -496,7 +496,7 @@ def _shown(state: dict[str, Any], owner: Owner) -> dict[str, Any]:
 def decode_shared_state(
     key: SessionKey, documents: Iterable[dict[str, Any]], hooks: Hooks
 ) -> ScopedState:
-    """The state of a session's app and user, as far as it is among documents."""
+    """Decode the state of a session's app and user, if it is among the documents."""
     shared = ScopedState()
     user = {"app_name": key.app_name, "user_id": key.user_id}
     for document in documents:
@@ -511,7 +511,7 @@ def decode_shared_state(
 def decode_new_session(
     new: NewSession, documents: Iterable[dict[str, Any]], hooks: Hooks
 ) -> StoredSession:
-    """A session just stored: its initial state over what it shares with others.
+    """Build a session just stored: its initial state over what it shares.
 
     What is shared is in those of the documents that are its app's or its user's.
     """
@@ -527,7 +527,7 @@ def decode_new_session(
 
 
 def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
-    """Whether a stored sub-document is the very event of an append."""
+    """Tell whether a stored sub-document is the very event of an append."""
     one, other = (
         event if hooks.after_load is None else loaded_fields(event, append.key, hooks)
         for event in (append.event, document)
@@ -536,7 +536,7 @@ def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> boo
 
 
 def loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
-    """A stored sub-document as it was before the application's hook."""
+    """Undo the application's hook in a stored sub-document."""
     fields = hooks.loaded_event(bson_values.decode_value(event), Owner.of_session(key))
     return bson_values.encode_value(fields)
 
@@ -573,7 +573,7 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_scopes(values: dict[str, Any]) -> ScopedState:
-    """Encoded values of state as fields of the documents of their scopes."""
+    """Sort encoded values of state into the documents of their scopes."""
     return scopes.mapped(scopes.split(values), bson_values.escape_keys)
 
 
@@ -582,7 +582,7 @@ def summaries(
     hooks: Hooks,
     states: Mapping[SessionKey, dict[str, Any]] | None = None,
 ) -> list[SessionSummary]:
-    """The summaries of stored sessions, with these states if there are some.
+    """Build the summaries of stored sessions, with these states if there are some.
 
     Those that cannot be read are left out.
     """
@@ -599,7 +599,7 @@ def summaries(
 def summary(
     document: Document, hooks: Hooks, state: dict[str, Any] | None = None
 ) -> SessionSummary:
-    """The summary of a stored session, with its state if that is known."""
+    """Build the summary of a stored session, with its state if that is known."""
     id_ = document["_id"]
     if (key := key_of(id_)) is None:
         raise unreadable_session(id_)

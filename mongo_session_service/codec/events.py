@@ -35,7 +35,7 @@ _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
 
 def build_event(fields: dict[str, Any]) -> Event:
-    """Build the event that ``Event.model_validate`` makes of them."""
+    """Build the event that ``Event.model_validate`` makes of fields."""
     if not _FIELDS.issuperset(fields):
         return Event.model_validate(fields)
     event: Event = _validator().validate_python(fields)
@@ -84,7 +84,7 @@ def _plain_schema(schema: Any) -> Any:
 
 
 def is_event(fields: dict[str, Any]) -> bool:
-    """Whether these are fields of an event, and of nothing else."""
+    """Tell whether these are fields of an event, and of nothing else."""
     with suppress(ValidationError):
         build_event(fields)
         return _FIELDS.issuperset(fields)
@@ -92,7 +92,7 @@ def is_event(fields: dict[str, Any]) -> bool:
 
 
 def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
-    """An event's fields, and whether it is doubtful that they can be read back.
+    """Dump an event's fields; tell whether they may not be readable again.
 
     Fields can be assigned anything, and an event that cannot be read would make its
     whole session unreadable. If that is certain, it is an ``InvalidInputError``.
@@ -186,7 +186,7 @@ def check_readable(fields: dict[str, Any]) -> None:
 
 
 def is_as_declared(model: BaseModel) -> bool:
-    """Whether the models, dicts and floats in it have the types of its fields.
+    """Tell whether the models, dicts and floats in it have the types of its fields.
 
     An object that no field could be made of is an ``InvalidInputError``.
     """
@@ -281,7 +281,7 @@ _AFTER_ACTIONS: Final = [*Event.model_fields][
 
 
 def drop_defaults(document: dict[str, Any]) -> None:
-    """Leave out what an event has anyway, a quarter of an ordinary one."""
+    """Remove default values from an event's fields, a quarter of an ordinary one."""
     actions = document["actions"]
     if "node_info" not in document:  # it is ordinary
         if not actions["state_delta"]:

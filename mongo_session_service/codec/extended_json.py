@@ -17,7 +17,7 @@ _TAGS: Final = ("%bytes", "%float", "%text", "%object")
 
 
 def tagged(value: Any) -> Any:
-    """A JSON value, or bytes in one, as strict JSON."""
+    """Tag what JSON cannot hold in a value, so that it is strict JSON."""
     match value:
         case bytes():
             return {"%bytes": base64.b64encode(value).decode()}

@@ -54,7 +54,7 @@ Judge = Callable[[Any, Subject], bool]
 
 
 class Owner(NamedTuple):
-    """Whose state it is, and what its keys begin with as ADK shows them."""
+    """Owner of state, and the prefix that its keys have as ADK shows them."""
 
     app_name: str
     user_id: str | None = None
@@ -64,12 +64,12 @@ class Owner(NamedTuple):
 
     @classmethod
     def of_session(cls, key: SessionKey) -> Self:
-        """A session, with the state it shares: its keys are as ADK shows them."""
+        """Return the owner for a session and what it shares, keys as ADK shows them."""
         return cls(key.app_name, key.user_id, session_id=key.session_id)
 
     @classmethod
     def of_shared(cls, app_name: str, user_id: str | None = None) -> Self:
-        """An app, or one of its users."""
+        """Return the owner for an app, or for one of its users."""
         prefix = State.APP_PREFIX if user_id is None else State.USER_PREFIX
         return cls(app_name, user_id, prefix)
 
@@ -81,14 +81,14 @@ class Owner(NamedTuple):
         return f"app {quoted(self.app_name)}"
 
     def subject(self, key: str) -> Subject:
-        """One of its keys."""
+        """Describe one of its keys to a hook."""
         key = self.prefix + key
         is_apps = key.startswith(State.APP_PREFIX)
         return Subject(self.app_name, None if is_apps else self.user_id, key)
 
 
 class _Change(NamedTuple):
-    """One hook as it is called, and how its failure is reported."""
+    """A hook, how it is called, and how its failure is reported."""
 
     hook: Hook
     name: str
@@ -111,14 +111,14 @@ class _Change(NamedTuple):
         raise self.error(f"{self.name} failed with {failure} for {_named(subject)}.")
 
     def state(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """State, each value changed; None marks a removed key, and stays."""
+        """Change each value of state; None marks a removed key, and stays."""
         return {
             key: value if value is None else self.value(value, owner.subject(key))
             for key, value in state.items()
         }
 
     def content(self, content: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """An event's content, changed."""
+        """Change an event's content."""
         subject = Subject(owner.app_name, owner.user_id, None)
         changed = self.value(content, subject)
         if isinstance(changed, dict) and isinstance(changed.get("actions", {}), dict):
@@ -139,12 +139,12 @@ class Hooks:
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is none, so that state is stored in clear."""
+        """Tell whether there is none, so that state is stored in clear."""
         return self.before_store is None and self.after_load is None
 
     @property
     def has_both(self) -> bool:
-        """Whether what is changed will be changed back."""
+        """Tell whether what is changed will be changed back."""
         return self.before_store is not None and self.after_load is not None
 
     def check_hooks(self) -> None:
@@ -156,7 +156,7 @@ class Hooks:
                 raise ConfigurationError(f"{name} must be a plain function.")
 
     def state_to_store(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """State, or a delta to it, as it is stored."""
+        """Apply ``before_store`` to state, or to a delta to it."""
         if self.before_store is None:
             return state
         storing = _Change(self.before_store, "before_store", InvalidInputError)
@@ -169,7 +169,7 @@ class Hooks:
         return _Change(self.after_load, "after_load", StorageError).state(state, owner)
 
     def event_to_store(self, fields: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """An event's fields as they are stored; its delta is state, and changed before.
+        """Apply ``before_store`` to an event's fields; its delta is state, done before.
 
         Without ``after_load`` it must stay an event: one that cannot be read would make
         its whole session unreadable.
@@ -212,7 +212,7 @@ def _named(subject: Subject) -> str:
 
 
 def split_content(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An event's content, and the state it sets."""
+    """Split an event's fields into its content and the state it sets."""
     content = {name: it for name, it in fields.items() if name not in _IN_CLEAR}
     actions = {**content.pop("actions", {})}
     delta = actions.pop("state_delta", {})

@@ -59,7 +59,7 @@ def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
 
 
 def cut_text(event: Event) -> Iterator[Event]:
-    """Partial events of a size that can be stored, which say the same together."""
+    """Cut a partial event into ones that can be stored, and together say the same."""
     parts = (event.content and event.content.parts) or []
     if event.content is None or len(parts) != 1 or len(parts[0].text or "") <= _LONGEST:
         yield event

@@ -41,7 +41,7 @@ _AUTH_TYPES: Final = frozenset(
 
 
 def _spellings(*names: str) -> frozenset[str]:
-    """Names in snake case, and in the camel case that aliases have."""
+    """Spell names in snake case, and in the camel case that aliases have."""
     words = [name.split("_") for name in names]
     camel = [first + "".join(map(str.title, rest)) for first, *rest in words]
     return frozenset([*names, *camel])
@@ -66,7 +66,7 @@ _LARGEST: Final = 10**4300
 
 
 def json_text(fields: Mapping[str, Any]) -> str:
-    """The public view of named events, deltas, states and plain values, as JSON."""
+    """Write the public view of named events, deltas, states and values as JSON."""
     view = public_view(fields)
     text = json.dumps(view, ensure_ascii=False, separators=(",", ":"))
     try:
@@ -78,7 +78,7 @@ def json_text(fields: Mapping[str, Any]) -> str:
 
 
 def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The public view of named events, deltas, states and plain values."""
+    """Return the public view of named events, deltas, states and plain values."""
     view = {}
     for name, value in fields.items():
         plain = _to_plain(value)
@@ -89,7 +89,7 @@ def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_withheld(fields: Mapping[str, Any]) -> bool:
-    """Whether the public view lacks anything of them."""
+    """Tell whether the public view leaves anything of them out."""
     return public_view(fields) != {name: _to_plain(it) for name, it in fields.items()}
 
 
@@ -128,7 +128,7 @@ def _plain_scalar(value: Any) -> Any:
 
 
 def _model_fields(model: BaseModel) -> dict[str, Any]:
-    """A model's fields by their names in ADK's REST API, without what is None."""
+    """Dump a model's fields by their names in ADK's REST API, without None."""
     try:
         return model.model_dump(by_alias=True, exclude_none=True, warnings=False)
     except Exception:  # noqa: BLE001  another tool may have stored what is too deep
@@ -152,7 +152,7 @@ def _drop_internal(event: dict[str, Any]) -> None:
 
 
 def _without_credentials(value: Any) -> Any:
-    """A value in JSON's types, without the secrets of the credentials in it."""
+    """Return a value in JSON's types, without the secrets of credentials in it."""
     if type(value) is list:
         return list(map(_without_credentials, value))
     if type(value) is not dict:

@@ -25,7 +25,7 @@ _STATES: Final = ("state", documents.INITIAL)
 
 @dataclass(frozen=True, slots=True)
 class Resealer:
-    """Finds what is old in a document, and makes it what it is to be.
+    """Finds outdated values in a document, and seals them anew.
 
     A method returns the fields that change, none if all is current; of a field to be
     removed the value is None. It raises ``StorageError`` if ``after_load`` fails or

@@ -72,13 +72,13 @@ class Position:
 
     @classmethod
     def at_end(cls, now: Timestamp) -> Position:
-        """Before everything that happens from now on."""
+        """Make the position after all that has happened so far."""
         # A stream begins with what was committed at its start.
         return cls(start=Timestamp(now.time, now.inc + 1), reached=now)
 
     @classmethod
     def at_beginning(cls, now: Timestamp) -> Position:
-        """Before the log as it is now, and everything that happens afterwards."""
+        """Make the position before the log as it is now, and all that follows."""
         return cls(now, now, is_replaying=True, segments=(Segment(None, now),))
 
     @property
@@ -87,28 +87,28 @@ class Position:
         return self.segments[-1].as_of
 
     def after_replayed(self, id_: Document) -> Position:
-        """After one more event of a replay."""
+        """Make the position after one more event of a replay."""
         return replace(self, replayed=id_)
 
     def after_session(self) -> Position:
-        """After all events of the session that is being replayed."""
+        """Make the position after all events of the session that is being replayed."""
         if self.replayed is None:
             return self
         return replace(self, replayed={**self.replayed, "revision": _HIGHEST})
 
     def reading_later(self, now: Timestamp) -> Position:
-        """This position, with the rest of the log read at a later time."""
+        """Make this position, with the rest of the log read at a later time."""
         if self.replayed is None:
             return Position.at_beginning(now)
         last = self.segments[-1]._replace(until=self.replayed)
         return replace(self, segments=(*self.segments[:-1], last, Segment(None, now)))
 
     def after_replay(self) -> Position:
-        """After the replay, before the changes since it started."""
+        """Make the position after the replay, before the changes since it started."""
         return replace(self, is_replaying=False, replayed=None)
 
     def after_change(self, mark: str, cluster_time: Timestamp) -> Position:
-        """After one more change of the stream."""
+        """Make the position after one more change of the stream."""
         is_past = not self.segments or cluster_time > self.segments[-1].as_of
         segments = () if is_past else self.segments
         return replace(
@@ -120,15 +120,15 @@ class Position:
         )
 
     def after_silence(self, token: Document) -> Position:
-        """After what the stream has skipped."""
+        """Make the position after what the stream has skipped."""
         return replace(self, start=token, passed=None)
 
     def advanced_to(self, now: Timestamp) -> Position:
-        """This position, known to be current a moment ago."""
+        """Make this position, known to be current at a time."""
         return replace(self, reached=max(self.reached, now))
 
     def has_replayed(self, id_: Document, cluster_time: Timestamp) -> bool:
-        """Whether a replay has read an event that was appended at a time."""
+        """Tell whether a replay has read an event that was appended at a time."""
         for segment in self.segments:
             if segment.until is None or _order(id_) <= _order(segment.until):
                 return cluster_time <= segment.as_of
@@ -136,7 +136,7 @@ class Position:
 
 
 def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
-    """A sort key like MongoDB's, which compares strings by their bytes."""
+    """Make a sort key like MongoDB's, which compares strings by their bytes."""
     return (
         id_["app_name"].encode(),
         id_["user_id"].encode(),
@@ -146,7 +146,7 @@ def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
 
 
 def encode_position(position: Position) -> Document:
-    """A position as a checkpoint holds it."""
+    """Encode a position for a checkpoint."""
     start = position.start
     is_time = isinstance(start, Timestamp)
     return {
@@ -182,7 +182,7 @@ class Checkpoint:
     """The checkpoint of a consumer's name, as one reader claims and saves it."""
 
     def __init__(self, connection: Connection, name: str, app_name: str | None) -> None:
-        """Nothing is claimed yet."""
+        """Claim nothing yet."""
         self.connection = connection
         self.lease = Lease(connection, connection.leases.name, name)
         self._client_sessions = ClientSessions(connection, 1)
@@ -277,7 +277,7 @@ class Checkpoint:
         self._saved_serial = max(stored["serial"], self._saved_serial or 0)
 
     async def save_with(self, work: SavedWork, position: Position) -> Position:
-        """Do work and save the position that it returns, or else this one; once.
+        """Do work, and save the position that it returns or else this one; once.
 
         They are one transaction, which expects the number that was saved before. So if
         it is repeated although it was committed, its outcome unknown, it is aborted.
@@ -337,7 +337,7 @@ class Checkpoint:
         return found
 
     async def _load_mine(self, txn: Txn = None) -> Document:
-        """The checkpoint, of which this reader is the latest."""
+        """Load the checkpoint, if this reader is its latest."""
         stored = self.connection.checkpoints
         found: Document | None = await stored.find_one({"_id": self._name}, session=txn)
         if found is None:
@@ -355,7 +355,7 @@ class Checkpoint:
 
     @property
     def _own_filter(self) -> Document:
-        """The filter of the checkpoint while this reader is the latest."""
+        """Return the checkpoint's filter while this reader is the latest."""
         return {"_id": self._name, "epoch": self._epoch, "owner": self.lease.token}
 
 
@@ -366,7 +366,7 @@ async def store_checkpoint(
     log: object = None,
     position: Position | None = None,
 ) -> Document:
-    """The name's checkpoint, stored first if there is none."""
+    """Load the name's checkpoint; store one first if there is none."""
     new = {
         "app_name": app_name,
         "epoch": 0,

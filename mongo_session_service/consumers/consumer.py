@@ -135,7 +135,7 @@ class Consumer:
 
     @property
     def is_here(self) -> bool:
-        """Whether it reads in the running event loop."""
+        """Tell whether it reads in the running event loop."""
         return self._loop is running_loop()
 
     def __aiter__(self) -> Self:
@@ -286,7 +286,7 @@ class Consumer:
             )
 
     async def _open_reader(self) -> LeasedReader | None:
-        """The reader, opened if there is none; None if it was closed meanwhile.
+        """Return the reader, opened if there is none; None if it was closed meanwhile.
 
         If this is cancelled, the next call continues the opening.
         """

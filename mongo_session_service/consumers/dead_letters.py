@@ -72,13 +72,13 @@ class DeadLetter:
 def new_dead_letter(
     consumer: str, record: ChangeRecord, error: Exception, attempts: int
 ) -> DeadLetter:
-    """The dead letter of a change whose last attempt failed now."""
+    """Make the dead letter of a change whose last attempt failed now."""
     now, id_ = platform_time.get_time(), _letter_id(consumer, record)
     return DeadLetter(consumer, record, _error_text(error), attempts, now, id_)
 
 
 def _error_text(error: Exception) -> str:
-    """An exception's type and text, in a form that can be stored."""
+    """Return an exception's type and text, in a form that can be stored."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  a handler's own code may raise anything
@@ -121,7 +121,7 @@ async def _remove_letter(
 async def load_dead_letters(
     connection: Connection, consumer: str
 ) -> AsyncIterator[DeadLetter]:
-    """A consumer's dead letters, the oldest first."""
+    """Yield a consumer's dead letters, the oldest first."""
     letters, hooks = connection.dead_letters, connection.hooks
     ids = letters.find({"_id.consumer": consumer}, {"_id": 1}).sort("time", 1)
     for each in await retry_soon(lambda: ids.clone().to_list(None)):
@@ -144,7 +144,7 @@ async def replay_dead_letters(
     *,
     transactional: bool,
 ) -> int:
-    """Call a handler once on each dead letter; how many it handled and removed."""
+    """Call a handler once on each dead letter; return how many it handled."""
     handled = 0
     async for letter in load_dead_letters(connection, consumer):
         work = handlers.handler_call(handler, letter.record, connection)
@@ -207,7 +207,7 @@ def _digest(content: Document) -> str:
 
 
 def resealed_letter(stored: Document, resealer: Resealer) -> Document | None:
-    """A stored letter, sealed anew; None if all of it is current.
+    """Seal a stored letter anew; None if all of it is current.
 
     The ``_id`` of a letter about state follows from the state as it is stored. The text
     of the error goes, as if the letter were stored now.
@@ -224,7 +224,7 @@ def resealed_letter(stored: Document, resealer: Resealer) -> Document | None:
 
 
 def _resealed(id_: Document, name: str, content: Any, resealer: Resealer) -> Any:
-    """A field of a letter's content, sealed anew where it is not current."""
+    """Seal a field of a letter's content anew where it is not current."""
     owner = Owner(id_["app_name"], id_["user_id"])
     match name:
         case "delta":
@@ -244,19 +244,19 @@ def _resealed(id_: Document, name: str, content: Any, resealer: Resealer) -> Any
 
 
 def _error_type(error: str) -> str:
-    """A stored error without its text, which may quote content."""
+    """Return a stored error without its text, which may quote content."""
     return error.partition(":")[0]
 
 
 def _encode(record: ChangeRecord) -> Document | None:
-    """The content of a change; None if it is too large to be read."""
+    """Encode the content of a change; None if it is too large to be read."""
     if record.kind == "state" and record.content is not None:
         return {"delta": encode_fields(record.content["delta"])}
     return record.content
 
 
 def _decode(stored: Document, hooks: Hooks) -> ChangeRecord:
-    """The change of a stored letter."""
+    """Decode the change of a stored letter."""
     id_, content = stored["_id"], stored["item"]
     if content and "delta" in content:
         content = {"delta": decode_fields(content["delta"])}

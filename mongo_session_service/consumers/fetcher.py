@@ -93,12 +93,12 @@ class Fetcher:
         return found
 
     def has_passed(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
-        """Whether everything that was committed until then has been fetched."""
+        """Tell whether everything that was committed until then has been fetched."""
         return cluster_time is not None and cluster_time <= self._read_until
 
     @property
     def _has_more(self) -> bool:
-        """Whether the next change was read already."""
+        """Tell whether the next change was read already."""
         return bool(self._page or (self._stream and self._stream.has_more))
 
     async def _fetch_one(self) -> Delivery | None:
@@ -124,7 +124,7 @@ class Fetcher:
     def _delivery_of(
         self, change: Document, names: WatchedCollections
     ) -> Delivery | None:
-        """The delivery that a change event results in, if any."""
+        """Return the delivery that a change event results in, if any."""
         cluster_time, mark = decoder.cluster_time(change), decoder.mark_of(change)
         # Others may have its time.
         self._read_until = Timestamp(cluster_time.time, cluster_time.inc - 1)
@@ -145,7 +145,7 @@ class Fetcher:
         return None
 
     def _was_delivered(self, mark: str, cluster_time: Timestamp) -> bool:
-        """Whether a change of the position's own time was delivered before."""
+        """Tell whether a change of the position's own time was delivered before."""
         if self._passed is None or cluster_time != self.position.start:
             self._passed = None
             return False
@@ -154,7 +154,7 @@ class Fetcher:
         return True
 
     async def _replay_one(self) -> Delivery | None:
-        """The next event of the log; None at its end, where the stream takes over."""
+        """Return the log's next event; None at its end, where the stream takes over."""
         if not self._page and not await self._load_page():
             self.position = self.position.after_replay()
             return None
@@ -226,7 +226,7 @@ class Fetcher:
 
 
 def _was_replayed(document: Document, last: Document | None) -> bool:
-    """Whether a document precedes the log of the session that is being replayed.
+    """Tell whether a document precedes the log of the session that is being replayed.
 
     It does not if the log was cut after what was replayed last.
     """
@@ -238,6 +238,6 @@ def _was_replayed(document: Document, last: Document | None) -> bool:
 
 
 def _is_trimmed_event(id_: Document, position: dict[str, int]) -> bool:
-    """Whether an event of the same session is not after a position in the log."""
+    """Tell whether an event of the same session is not after a position in the log."""
     revision, last = id_["revision"], position["revision"]
     return revision <= last and id_ == {**position, "revision": revision}

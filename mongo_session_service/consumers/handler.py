@@ -58,11 +58,11 @@ _connection: ContextVar[Connection | None] = ContextVar("_connection", default=N
 
 
 def handler_connection() -> Connection:
-    """The connection of the consumer whose handler is running."""
+    """Return the connection of the consumer whose handler is running."""
     found = _connection.get()
     if found is None:
         raise MongoSessionServiceError(
-            "This handler reads through the consumer that runs it: give it to run() or"
+            "This handler needs a consumer: give it to consumer.run() or"
             " replay_dead_letters()."
         )
     return found
@@ -102,7 +102,7 @@ async def run_interruptible_transaction(
     finish: Callable[[Txn, Result], Awaitable[None]],
     session: Txn = None,
 ) -> Result:
-    """Do work, then finish with its result, as one transaction; returns the result.
+    """Run work, then finish with its result, in one transaction; return the result.
 
     A cancellation interrupts the work but not the commit, whose outcome would otherwise
     be unknown. A handler has failed, too, if it ignores that the server has aborted the

@@ -169,11 +169,11 @@ class LeasedReader:
         await self._start_at("now" if option == "skip" else "beginning")
 
     async def end_at_present(self) -> None:
-        """Have it end after what is committed by now."""
+        """End it after the changes that are committed by now."""
         self.until = await self.connection.retry(oplog.latest_time, self.connection)
 
     async def next_delivery(self) -> Delivery:
-        """The next change; if this is cancelled, the next call returns it.
+        """Return the next change; if this is cancelled, the next call returns it.
 
         StopAsyncIteration tells that it was closed, or has come to its end.
         """
@@ -189,17 +189,17 @@ class LeasedReader:
         raise StopAsyncIteration
 
     def is_delivering(self) -> bool:
-        """Whether what it has delivered may still be handled."""
+        """Tell whether what it has delivered may still be handled."""
         self._checkpoint.check_lease()
         return not self.is_over and self._lost is None
 
     @property
     def has_ready(self) -> bool:
-        """Whether the next change was read already."""
+        """Tell whether the next change was read already."""
         return bool(self._ready) and not self.is_over and self._lost is None
 
     def next_ready(self) -> Delivery | None:
-        """The next change, if it was read already."""
+        """Return the next change, if it was read already."""
         if not self.has_ready:
             return None
         self._checkpoint.check_lease()
@@ -282,7 +282,7 @@ class LeasedReader:
         return self._over.is_set()
 
     async def ends_within(self, seconds: float) -> bool:
-        """Wait for its end; whether it came in time."""
+        """Wait for its end; tell whether it came in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -310,7 +310,7 @@ class LeasedReader:
 
 
 async def log_id(connection: Connection) -> Any:
-    """The identity of an events collection, which a recreated one does not share."""
+    """Return the UUID of the events collection; one created anew has another."""
     command = {"listCollections": 1, "filter": {"name": connection.events.name}}
     reply = await connection.retry(connection.database.command, command)
     found = reply["cursor"]["firstBatch"]

@@ -95,7 +95,7 @@ class Processor:
         await reader.save_handled()
 
     async def _handle_group(self, reader: LeasedReader, first: Delivery) -> int:
-        """Handle changes in one transaction; how many are to be handled alone instead.
+        """Handle changes in one transaction; return how many to handle alone instead.
 
         It takes what was read already while there is time and room. They are handled
         alone if any of them fails, or if the transaction would have to be repeated: one
@@ -185,7 +185,7 @@ _OF_SESSION: Final = len(SessionKey._fields)
 
 
 class KeyedTaskPool:
-    """Runs work, some at once, and after all related work that was started before."""
+    """Runs tasks, a few at once; each waits for the related ones before it."""
 
     def __init__(self, width: int) -> None:
         self._room = asyncio.Semaphore(width)
@@ -194,7 +194,7 @@ class KeyedTaskPool:
     def submit(
         self, key: TaskKey, work: Callable[[], Coroutine[None, None, bool]]
     ) -> asyncio.Task[bool]:
-        """Start work, whose result is whether it was done; False if one before was not.
+        """Start a task that tells whether it was done; False if one before it was not.
 
         It begins as soon as there is room, and related work has ended.
         """

@@ -48,7 +48,7 @@ class ConsumerStatus:
 
 
 async def load_statuses(connection: Connection) -> list[ConsumerStatus]:
-    """Every consumer, by name."""
+    """Load the status of every consumer, by name."""
     now = await oplog.latest_time(connection)
     checkpoints = await connection.aggregate(connection.checkpoints, _CHECKPOINTS)
     held = {"holder": {"$ne": None}, "$expr": renewed_at_condition(connection, "$gte")}

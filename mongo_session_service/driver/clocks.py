@@ -43,13 +43,13 @@ class LatestWrite:
         self._clock: Clock | None = None
 
     def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
-        """Record a write, the primary it was sent to, and the clock then or later."""
+        """Record a write: its time, the primary that took it, and the clock since."""
         with self._lock:
             if self._time < time:
                 self._time, self._primary, self._clock = time, primary, clock
 
     def require_in(self, session: Any) -> None:
-        """Make the next server that is asked in a driver's session wait for it."""
+        """Make the next read in a client session wait until its server has it."""
         with self._lock:
             time, clock = self._time, self._clock
         if clock is not None:
@@ -58,13 +58,13 @@ class LatestWrite:
             session.advance_operation_time(time)
 
     def is_included(self, time: Timestamp, primary: object) -> bool:
-        """Whether the write is in what a primary has answered as of ``time``."""
+        """Tell whether a primary's answer as of ``time`` includes the write."""
         with self._lock:
             return time >= self._time or primary == self._primary
 
 
 class SecondaryReads:
-    """A client's wish to read from other members than the primary."""
+    """Read preference that lets other members than the primary answer."""
 
     def __init__(self, preference: Any, limits: Limits) -> None:
         self.preference = preference
@@ -99,16 +99,16 @@ class ServerClock:
 
     @property
     def is_known(self) -> bool:
-        """Whether the server has answered."""
+        """Tell whether the server has answered."""
         return self._ahead is not None
 
     def set_by(self, hello: Mapping[str, Any]) -> None:
-        """Set it by an answer to ``hello`` that came just now."""
+        """Set the clock by a reply to ``hello`` that came just now."""
         there = hello["localTime"].replace(tzinfo=UTC).timestamp()
         self._ahead = there - _boot_time()
 
     def now(self) -> float:
-        """Seconds since 1970; later than the server's by no more than it may drift."""
+        """Return the server's time in seconds since 1970, apart from drift."""
         if self._ahead is None:
             return platform_time.get_time()
         return self._ahead + _boot_time()

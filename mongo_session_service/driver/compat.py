@@ -53,12 +53,12 @@ def current_cursor(stream: Any) -> object:
 
 
 def is_buffering(cursor: object) -> bool:
-    """Tell whether a cursor has documents that the server need not be asked for."""
+    """Tell whether a cursor has documents that were fetched and not yet read."""
     return bool(getattr(cursor, "_data", ()))
 
 
 class Driver(Enum):
-    """Which client library a connection speaks through."""
+    """Client library of a connection."""
 
     PYMONGO = "PyMongo"
     MOTOR = "Motor"

@@ -102,7 +102,7 @@ class Connection:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """Call what may be done twice, again while it fails: see ``retries.retry``."""
+        """Call a function that may run twice, again after failures; see ``retries``."""
         return await retries.retry(self.client, function, *args, **kwargs)
 
     @property
@@ -111,7 +111,7 @@ class Connection:
         return self.driver.is_sharded(self.client)
 
     def routed(self, filter_: Document) -> Document:
-        """A filter as it is sent to the server.
+        """Add the shard key to a filter, where a mongos has to find the shard.
 
         A mongos finds the shard of a user's documents by equality with the fields of
         the shard key, which it does not see in a range of ``_id``. A replica set would
@@ -125,7 +125,7 @@ class Connection:
 
     @property
     def write_timeout(self) -> float:
-        """Seconds after which a write is given up: ``timeoutMS``, or a minute."""
+        """Seconds until a write is given up: ``timeoutMS``, or a minute."""
         longest = self.limits.write_seconds
         return min(self.client.options.timeout or longest, longest)
 
@@ -166,9 +166,9 @@ class Connection:
 
     @asynccontextmanager
     async def client_session(self, kept: Any = None) -> AsyncIterator[Any]:
-        """A client session, causally consistent as they are by default, or a kept one.
+        """Open a causally consistent client session, or use the one that is given.
 
-        A kept one is not ended.
+        A given one is not ended.
         """
         ending = nullcontext(kept) if kept else await self.start_session()
         async with ending as session:
@@ -179,14 +179,14 @@ class Connection:
 
     @asynccontextmanager
     async def writing(self, kept: Any = None) -> AsyncIterator[Any]:
-        """A client session, whose write is recorded as the service's latest."""
+        """Open a client session whose write is recorded as the service's latest."""
         primary = self.driver.known_primary(self.client)
         async with self.client_session(kept) as session:
             yield session
             self.latest.advance(session.operation_time, primary, session.cluster_time)
 
     def note_read(self, time: Timestamp, session: Any) -> None:
-        """Record that something of this time was read in a client session.
+        """Record the time of what was read in a client session.
 
         It must not be missing from a later read of another member.
         """
@@ -195,7 +195,7 @@ class Connection:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
-        """A client session that ends the cursors of a cancelled caller."""
+        """Open a client session; if the caller is cancelled, end its cursors."""
         if self.driver is Driver.MOCK:
             yield None
             return
@@ -211,7 +211,7 @@ class Connection:
     async def run_read_command(
         self, command: dict[str, Any], session: Any
     ) -> RawBSONDocument:
-        """Return the primary's reply to a command that reads, left encoded."""
+        """Run a read command on the primary; return the reply, still encoded."""
         raw, to = replies.RAW, {"read_preference": _PRIMARY, "session": session}
         reply: RawBSONDocument = await self.database.command(
             command, codec_options=raw, **to
@@ -221,7 +221,7 @@ class Connection:
     async def aggregate(
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Return an aggregation's results, not before this service's latest write.
+        """Run an aggregation that includes this service's latest write.
 
         It is repeated soon if it is turned away.
         """
@@ -240,14 +240,14 @@ class Connection:
 async def kill_client_session(
     session: Any, preference: Any = ReadPreference.PRIMARY
 ) -> None:
-    """Make a server, by preference, end all that runs in a client session."""
+    """Kill a client session: a server, by preference, ends all that runs in it."""
     await kill_client_sessions(session.client, [session.session_id], preference)
 
 
 async def kill_client_sessions(
     client: Any, ids: list[Document], preference: Any = ReadPreference.PRIMARY
 ) -> None:
-    """Make a server end all that runs in client sessions of this or another process.
+    """Kill client sessions of this or another process: all that runs in them ends.
 
     Their owner needs no privilege for this; the reply to another user is the same, and
     nothing ends. It is given up soon.
@@ -259,7 +259,7 @@ async def kill_client_sessions(
 
 
 def _common_fields(ids: Document) -> Document:
-    """The fields of the shard key that all ``_id``s have which match an expression."""
+    """Return the shard key's fields in which all matching ``_id``s are equal."""
     bounds: list[Any] = []
     for operator, operand in ids.items():
         if not operator.startswith("$"):

@@ -1,4 +1,4 @@
-"""Sliced work: long work lets the other tasks of its event loop run now and then.
+"""Cooperative work: in slices, between which the event loop's other tasks run.
 
 In a slice, Python's cyclic garbage collector is held: decoding makes thousands of
 objects that all stay alive, among which it would look for garbage again and again.
@@ -29,7 +29,7 @@ _holders: Final[list[None]] = []
 
 
 def with_gc_paused(work: Callable[[], Result]) -> Result:
-    """Call a function while no garbage is collected, in any thread, unless none was.
+    """Call a function with Python's garbage collector paused, if it was on.
 
     It is to be short: the collection that is due afterwards looks at all that was made
     meanwhile.
@@ -58,7 +58,7 @@ if hasattr(os, "register_at_fork"):
 
 
 async def in_slices(results: Iterable[Result]) -> list[Result]:
-    """All results of an iterator that computes them; a list is computed already."""
+    """Compute all results of an iterator in slices; a list is returned as it is."""
     if isinstance(results, list):
         return results
     next_slice = partial(_compute_slice, iter(results))
@@ -72,7 +72,7 @@ async def in_slices(results: Iterable[Result]) -> list[Result]:
 
 
 def _compute_slice(rest: Iterator[Result]) -> tuple[list[Result], bool]:
-    """Results that take the time of a slice, and whether these are the last."""
+    """Compute the results of one slice of time; tell whether they are the last."""
     made: list[Result] = []
     end, earliest = time.thread_time() + _SLICE, time.perf_counter() + _SLICE
     for each in rest:
@@ -86,7 +86,7 @@ def _compute_slice(rest: Iterator[Result]) -> tuple[list[Result], bool]:
 
 
 class Pace:
-    """Lets other tasks run between steps that may not wait for anything themselves."""
+    """Lets other tasks run in a loop whose steps may never have to wait."""
 
     def __init__(self) -> None:
         self._end = time.monotonic() + _SLICE

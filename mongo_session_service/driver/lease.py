@@ -75,7 +75,7 @@ class Lease:
     def __init__(
         self, connection: Connection, collection: str, id_: object, path: str = ""
     ) -> None:
-        """Nothing is acquired yet; ``path``, as in ``turn.``, precedes its fields."""
+        """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields."""
         self.connection = connection
         self.collection = collection
         self.id = id_
@@ -94,7 +94,7 @@ class Lease:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether its event loop was closed under it."""
+        """Tell whether its event loop was closed while it was held."""
         return self._loop.is_closed()
 
     async def acquire(
@@ -151,7 +151,7 @@ class Lease:
     async def release_lease(
         self, ended: Document | None = None, *, forget: Iterable[str] = ()
     ) -> Document | None:
-        """Release the lease; what remains of it, or None if it is another's.
+        """Release the lease, and return what is left of it; None if it is another's.
 
         Its field ``ended`` says so from now on; the fields ``forget`` go. If it takes
         so long that the lease has expired by itself, it raises ``TimeoutError``.
@@ -234,7 +234,7 @@ class Lease:
 
 
 def lease_is_free(connection: Connection, path: str = "") -> Document:
-    """The expression of whether nobody holds the lease in a document."""
+    """Return the expression that tells whether a document's lease is free."""
     holder = {"$ifNull": [f"${path}holder", None]}
     # An append may renew what was released meanwhile.
     return {
@@ -245,7 +245,7 @@ def lease_is_free(connection: Connection, path: str = "") -> Document:
 def renewed_at_condition(
     connection: Connection, operator: str, path: str = ""
 ) -> Document:
-    """The expression that compares a renewal with the earliest that still counts."""
+    """Return the expression that compares a renewal with the oldest valid one."""
     seconds = connection.limits.lease_seconds
     since: Any = {"$subtract": ["$$NOW", round(seconds * 1000)]}
     if connection.driver is Driver.MOCK:  # which knows no $$NOW
@@ -296,7 +296,7 @@ class LeaseRenewer:
                 self._thread.start()
 
     def discard_lease(self, lease: Lease) -> None:
-        """Renew a lease no longer; idempotent."""
+        """Stop renewing a lease; idempotent."""
         self._held.pop(lease.token, None)
 
     async def end_thread(self) -> None:
@@ -331,7 +331,7 @@ class LeaseRenewer:
                 del due  # or it would keep them alive
 
     def _is_idle(self) -> bool:
-        """Whether the thread ends, since there was no lease for long."""
+        """Tell whether the thread may end: there was no lease for long."""
         with self._lock:
             now = time.monotonic()
             if self._held:

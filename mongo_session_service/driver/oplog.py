@@ -50,7 +50,7 @@ async def latest_time(connection: Connection) -> Timestamp:
 async def watching(
     connection: Connection, pipeline: list[dict[str, Any]], **options: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """A change stream of the database, and its session; Motor opens it on first use."""
+    """Open a change stream of the database; yield it and its client session."""
     database = connection.database.with_options(read_concern=_MAJORITY)
     async with connection.reading() as session:
         watch = database.watch(pipeline, session=session, **options)
@@ -62,7 +62,7 @@ async def watching(
 
 
 async def oplog_window(connection: Connection) -> float | None:
-    """Seconds of changes that MongoDB's oplog holds; None if there is no oplog."""
+    """Return the seconds of changes that the oplog holds; None if there is no oplog."""
     oplog = connection.client["local"]["oplog.rs"]
     first = await oplog.find({}, {"ts": 1}).sort("$natural", 1).limit(1).to_list(1)
     if not first:

@@ -52,7 +52,7 @@ _TOGETHER: Final = 65_536
 
 
 def split_reply(reply: RawBSONDocument, name: str) -> tuple[list[bytes], Document]:
-    """The documents of a reply, from its ``firstBatch`` or ``nextBatch``; its cursor.
+    """Split a reply into the documents of its first or next batch, and its cursor.
 
     The cursor is decoded, without the documents.
     """
@@ -74,7 +74,7 @@ def split_reply(reply: RawBSONDocument, name: str) -> tuple[list[bytes], Documen
 
 
 def decode_small_reply(reply: RawBSONDocument) -> Document | None:
-    """The cursor of a small reply with its documents, decoded; None of a large one."""
+    """Decode a small reply's cursor with its documents; None for a large one."""
     if len(reply.raw) > _SMALL:
         return None
     found: Document = bson.decode(reply.raw, CODEC_OPTIONS)["cursor"]
@@ -82,7 +82,7 @@ def decode_small_reply(reply: RawBSONDocument) -> Document | None:
 
 
 def decode_documents(documents: Iterable[Encoded]) -> Iterator[Document]:
-    """Encoded documents, each decoded shortly before it is asked for."""
+    """Decode documents, each when it is asked for."""
     together: list[Encoded] = []
     size = 0
     for each in documents:

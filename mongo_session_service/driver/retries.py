@@ -104,7 +104,7 @@ async def retry(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result:
-    """Call what may be done twice, again while MongoDB fails with transient errors.
+    """Call a function that may run twice, again after each transient error.
 
     It is to hold no connection for longer than it takes. After ``RETRY_LIMIT`` seconds
     it raises ``StorageUnavailableError``.
@@ -129,7 +129,7 @@ async def retry_soon(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result:
-    """Call what may be done twice, soon again while a server turns it away."""
+    """Call a function that may run twice, soon again if a server turns it away."""
     for pause in REPEAT_PAUSES:
         try:
             return await function(*args, **kwargs)
@@ -141,7 +141,7 @@ async def retry_soon(
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between retries, until ``RETRY_LIMIT`` has run out."""
+    """Yield the seconds between retries, until ``RETRY_LIMIT`` has run out."""
     end = time.monotonic() + RETRY_LIMIT
     for attempt in count():
         if time.monotonic() >= end:
@@ -150,7 +150,7 @@ def pauses() -> Iterator[float]:
 
 
 def gave_up_error(error: Exception) -> MongoSessionServiceError:
-    """The error to raise when ``RETRY_LIMIT`` has run out."""
+    """Return the error to raise when ``RETRY_LIMIT`` has run out."""
     reason = "MongoDB does not answer."
     if isinstance(error, PyMongoError):
         reason = str(translate_error(error))

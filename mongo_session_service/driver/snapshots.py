@@ -29,7 +29,7 @@ NO_TIME: Final = Timestamp(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Documents of one collection that are read together with others."""
+    """Query of one collection, to be answered together with others."""
 
     collection: str
     filter: Document
@@ -46,7 +46,7 @@ class Query:
     """Stages that follow; they need a server with transactions."""
 
     def stages(self, connection: Connection) -> list[Document]:
-        """The pipeline that reads the documents."""
+        """Return the stages of an aggregation that reads the documents."""
         stages: list[Document] = []
         if self.filter:
             stages.append({"$match": connection.routed(self.filter)})
@@ -61,7 +61,7 @@ class Query:
         return [*stages, *self.then]
 
     async def find(self, connection: Connection) -> list[Document]:
-        """The documents, where there are no transactions."""
+        """Find the documents, where there are no transactions."""
         collection = getattr(connection, self.collection)
         cursor = collection.find(
             connection.routed(self.filter), self._projection or None
@@ -95,7 +95,7 @@ class Snapshot(NamedTuple):
     """The documents, if they were decoded already, since they are few."""
 
     def decoded(self) -> Iterable[Document]:
-        """The documents, each decoded shortly before it is asked for."""
+        """Decode the documents, each when it is asked for."""
         if self.few is not None:
             return self.few
         return replies.decode_documents(self.encoded)
@@ -111,7 +111,7 @@ async def load_documents(
     anywhere: bool = False,
     as_of: Timestamp | None = None,
 ) -> list[Document]:
-    """The documents of some queries, decoded."""
+    """Run queries as one snapshot read, and decode the documents."""
     found = await read_snapshot(connection, *several, anywhere=anywhere, as_of=as_of)
     return await found.documents()
 
@@ -125,7 +125,7 @@ async def read_snapshot(
     whole: bool = True,
     encoded: bool = False,
 ) -> Snapshot:
-    """The documents of some queries, in their order, as of one time.
+    """Run queries as of one time; return their documents in the queries' order.
 
     That is ``as_of``, which may not be long past. By default it is neither before the
     latest write of this service, nor before ``not_before``. With ``anywhere``,

@@ -54,7 +54,7 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
 
 
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Start work that continues, without the caller's deadlines, if that is cancelled.
+    """Start a task that survives its caller's cancellation and has no deadline of it.
 
     If nobody awaits it, its failure is ignored.
     """
@@ -120,7 +120,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 class SwallowedCancellation:
-    """A cancellation of the current task that arrives from now on, and may get lost.
+    """Raises a cancellation of the current task that a block has swallowed.
 
     Python 3.11's ``asyncio.wait_for``, which the driver uses to connect, swallows a
     cancellation that arrives as it completes (python/cpython#86296). As a context, it
@@ -143,7 +143,7 @@ class SwallowedCancellation:
 
 
 class Supervisor(NamedTuple):
-    """Runs what is to run until it ends by itself, also if it fails on the way."""
+    """Runs a task or thread until it ends by itself; restarts it after a failure."""
 
     task_name: str
     """The subject of the sentence that is logged."""

@@ -167,7 +167,7 @@ async def _fence_cancelled_transaction(
 
 
 class _Attempt(Generic[Result]):
-    """One attempt after the other at a transaction, as the driver calls for them."""
+    """The work of a transaction, which the driver calls for each attempt."""
 
     def __init__(
         self,
@@ -234,13 +234,13 @@ class ClientSessions:
         self._idle: list[Any] = []
 
     async def ids(self) -> list[Document]:
-        """The ids of all of them; none where there are no transactions."""
+        """Return the ids of all of them; none where there are no transactions."""
         await self._open_all()
         return [each.session_id for each in self._opened]
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[Any]:
-        """One that nobody else uses meanwhile; None if there is none."""
+        """Lend one that nobody else uses meanwhile; None if there is none."""
         await self._open_all()
         session = self._idle.pop() if self._idle else None
         try:

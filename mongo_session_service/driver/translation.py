@@ -180,12 +180,12 @@ def is_turned_away(error: PyMongoError) -> bool:
 
 
 class LoginLostError(PyMongoError):
-    """A dropped user, so that nothing was done; new connections log in again."""
+    """The user was dropped: nothing was done, and new connections log in again."""
 
 
 @contextmanager
 def reporting_unknown_outcome() -> Iterator[None]:
-    """Report that a write outside a transaction, without answer, may have been done."""
+    """Report a write that got no answer, outside a transaction, as perhaps done."""
     try:
         yield
     except driver_errors.ServerSelectionTimeoutError:
@@ -203,7 +203,7 @@ def reporting_unknown_outcome() -> Iterator[None]:
 
 @contextmanager
 def reporting_stored_unread() -> Iterator[None]:
-    """Report, if a read after a write fails or is refused, that the write was done."""
+    """Report a write as done if the read after it fails or is refused."""
     try:
         yield
     except (PyMongoError, StorageError) as error:
@@ -215,7 +215,7 @@ def reporting_stored_unread() -> Iterator[None]:
 
 @contextmanager
 def reporting_partial_removal() -> Iterator[None]:
-    """Report, if a removal ends after its first step, that a part of it was done."""
+    """Report a removal that fails after its first step as partly done."""
     try:
         yield
     except (PyMongoError, errors.StorageUnavailableError) as error:

@@ -96,7 +96,7 @@ def _rejection(uri: str, refusal: Exception) -> str:
 
 
 def _split_credentials(uri: str) -> tuple[str | None, str]:
-    """Part a URI into user and password, as far as found, and the rest."""
+    """Split a URI into user and password, as far as found, and the rest."""
     scheme, _, rest = uri.partition("://")
     end = rest.find("?")
     # A question mark begins the options, unless it is part of a password.

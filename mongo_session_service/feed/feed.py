@@ -75,7 +75,7 @@ class Feed:
     async def open_inbox(
         self, scope: Scope, max_bytes: int, *, wants_partials: bool
     ) -> tuple[Inbox, Timestamp]:
-        """An inbox that receives every change of a scope after the returned time."""
+        """Open an inbox for every change of a scope after the returned time."""
         self._reset_after_fork()
         loop = running_loop()
         with self._lock:

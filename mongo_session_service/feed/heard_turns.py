@@ -48,7 +48,7 @@ class HeardTurn:
 
 
 class HeardTurns:
-    """Record of what was received of the turns of many sessions, from their begin on.
+    """Record of what was received of the turns of many sessions since they began.
 
     Of a turn that had begun before, only its status is of interest: the beginning of
     what it says is missing.

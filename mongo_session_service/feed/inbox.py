@@ -66,7 +66,7 @@ class Waker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its event loop is closed."""
+        """Tell whether its event loop is closed."""
         return self._loop.is_closed()
 
     def _wake(self) -> None:
@@ -106,12 +106,12 @@ class Inbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is read from it, as its event loop may be closed."""
+        """Tell whether nobody reads it any more: its event loop may be closed."""
         return self._has_ended or self._waker.is_closed
 
     @property
     def has_feed_ended(self) -> bool:
-        """Whether the end came because the feed was closed, and not by an error."""
+        """Tell whether it ended because the feed was closed, not by an error."""
         return self._has_ended and self._end is None
 
     def put(self, notification: Notification) -> bool:
@@ -129,7 +129,7 @@ class Inbox:
         return True
 
     def end(self, error: Exception | None) -> None:
-        """Have the reader stop after what is left, or raise the error then."""
+        """End it after what is left: the reader then stops, or raises the error."""
         if not self._has_ended:
             self._end = error
             self._has_ended = True
@@ -150,7 +150,7 @@ class Inbox:
         self._arrived.set()
 
     async def next_notification(self) -> Notification:
-        """The next notification, or the end; a cancelled call has taken none."""
+        """Return the next notification, or the end; a cancelled call has taken none."""
         while True:
             # Checked first: what was added before the end is read before it.
             has_ended = self._has_ended

@@ -61,7 +61,7 @@ class Reader:
         self._emptied_at = time.monotonic()
 
     def admit_inbox(self, inbox: Inbox) -> Future[Timestamp] | None:
-        """Deliver to an inbox from now on; None if this run is over.
+        """Deliver to an inbox from now on; return None if this run is over.
 
         The result is the time from which on it receives every change.
         """

@@ -76,7 +76,7 @@ async def load_view(
     *,
     with_partials: bool,
 ) -> View | None:
-    """A session, and what follows a revision, or a snapshot; None if not stored.
+    """Load a session and what a subscriber has missed; None if it is not stored.
 
     What follows a revision from before the session's log begins with a snapshot.
     """
@@ -175,7 +175,7 @@ async def _snapshot_at_cut(
 def _shared_state_changes(
     key: SessionKey, stored: list[dict[str, Any]], hooks: Hooks, time: float
 ) -> list[Change]:
-    """State of the app and the user, as the changes that may have been missed."""
+    """List state of the app and the user as changes that may have been missed."""
     app_name, user_id, _ = key
     try:
         shared = documents.decode_shared_state(key, stored, hooks)
@@ -298,7 +298,7 @@ class Subscription:
         return position
 
     async def _next_notification(self) -> Notification:
-        """The next notification that is later than the starting point."""
+        """Return the next notification that is later than the starting point."""
         inbox = self.inbox
         try:
             notification = await inbox.next_notification()
@@ -341,7 +341,7 @@ class SessionSubscription(Subscription):
         return self._revision
 
     async def earlier(self, before_revision: int) -> AsyncGenerator[list[Change]]:
-        """The session's events before a revision in pages, the latest first."""
+        """Yield the session's events before a revision in pages, the latest first."""
         wanted = event_log.LogRange(before=before_revision, newest_first=True)
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
@@ -357,12 +357,12 @@ class SessionSubscription(Subscription):
 
     @property
     def is_following(self) -> bool:
-        """Whether the next change comes from the feed, not from storage."""
+        """Tell whether the next change comes from the feed, not from storage."""
         return self._is_following and not self._waiting
 
     @property
     def has_page(self) -> bool:
-        """Whether the next change was read from storage, or from the feed, already."""
+        """Tell whether the next change is here, from storage or from the feed."""
         return bool(self._waiting)
 
     async def __anext__(self) -> Change:

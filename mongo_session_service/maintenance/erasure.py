@@ -126,7 +126,7 @@ async def _id_after(connection: Connection, owner: Document) -> Document:
 
 
 async def _remove_orphans(connection: Connection, wanted: Document) -> int:
-    """Remove events that have no session, as a crash may have left them; how many."""
+    """Remove events without a session, as a crash may leave them; return how many."""
     # The _id of an event begins with that of its session.
     most = connection.limits.removed_events
     removed = 0

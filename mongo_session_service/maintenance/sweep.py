@@ -50,7 +50,7 @@ class SweepSchedule:
 
     @classmethod
     def of_limits(cls, limits: Limits) -> SweepSchedule:
-        """A schedule whose first look comes within an interval, at a random time."""
+        """Make a schedule whose first look is at a random time within an interval."""
         schedule = cls(limits.sweep_interval, limits.sweep_rest)
         # Not early, since a process that ends soon, as a command does, need not look.
         schedule.expect(schedule.interval * random.uniform(0.5, 1))  # noqa: S311
@@ -149,7 +149,7 @@ def _fire(sweep: weakref.ref[Sweep], pid: int) -> None:
 
 
 async def remove_all_expired(connection: Connection) -> float:
-    """Remove what has expired; the seconds until more expires, as far as is known."""
+    """Remove what has expired; return the seconds until more expires, if known."""
     while True:
         found = await _find_earliest(connection)
         due = [each["_id"] for each in found if each["wait"] <= 0]
@@ -160,7 +160,7 @@ async def remove_all_expired(connection: Connection) -> float:
 
 
 async def _find_earliest(connection: Connection) -> list[Document]:
-    """The sessions that expire first, each with the seconds until then."""
+    """Find the sessions that expire first, each with the seconds until then."""
     wait = {"$subtract": [{"$toDouble": "$expire_time"}, queries.SERVER_TIME]}
     stages: list[Document] = [
         {"$match": queries.expiring_filter()},

@@ -42,7 +42,7 @@ NOT_GIVEN: Final = NotGiven.NOT_GIVEN
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """A session's details, checked."""
+    """Checked details of a session."""
 
     title: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class Details:
         )
 
     def with_display_name(self, state: Mapping[str, Any]) -> Self:
-        """With the title that is the display name in a state, for want of its own."""
+        """Add the display name in a state as the title, if there is no title."""
         if self.title is not None or (title := display_name(state)) is None:
             return self
         return replace(self, title=title)
 
     def with_renewed_expiry(self, now: float) -> Self:
-        """With the whole time to live from now on, if there is one."""
+        """Renew the time to live from now on, if there is one."""
         return self if self.ttl is None else replace(self, expire_time=now + self.ttl)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ NO_DETAILS: Final = Details()
 
 
 def one_title(title: object, display_name: object) -> object:
-    """The title that is given by either name."""
+    """Return the title that is given by either name."""
     if title is not None and display_name is not None and title != display_name:
         message = "title and display_name are two names of one thing: give one of them."
         raise InvalidInputError(message)
@@ -100,7 +100,7 @@ def one_title(title: object, display_name: object) -> object:
 def new_details(
     title: object, labels: object, ttl: object, expire_time: object, now: float
 ) -> Details:
-    """The details of a session that is created now; None is left out."""
+    """Return the details of a session that is created now; None is left out."""
     seconds, expires = _expiry(ttl, expire_time, now)
     return Details(
         title=None if title is None else check_title(title),
@@ -185,7 +185,7 @@ def changed_fields(
 
 
 def check_title(title: object) -> str:
-    """A title that can be stored."""
+    """Require a title that can be stored."""
     return _check_short("title", title, MAX_TITLE)
 
 
@@ -200,7 +200,7 @@ def check_stored_title(title: object) -> str:
 
 
 def check_labels(labels: object) -> dict[str, str]:
-    """Labels that can be stored."""
+    """Require labels that can be stored."""
     if not isinstance(labels, Mapping):
         kind = type(labels).__name__
         raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
@@ -220,7 +220,7 @@ def check_ttl(ttl: object) -> float:
 
 
 def check_duration(what: str, value: object) -> float:
-    """Some seconds, at most ``MAX_TTL``.
+    """Require a number of seconds, at most ``MAX_TTL``.
 
     A ``timedelta`` will do, and so will seconds as Vertex AI writes them: ``"7200s"``.
     """

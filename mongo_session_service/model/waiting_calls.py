@@ -53,7 +53,7 @@ class WaitingStep(NamedTuple):
 
     @property
     def has_effect(self) -> bool:
-        """Tell it from the step of most events."""
+        """Tell whether the event has an effect; most have none."""
         return bool(self.asks or self.answers or self.rewinds_before)
 
 

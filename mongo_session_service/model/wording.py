@@ -15,7 +15,7 @@ _UNSAFE_IN_JSON: Final = re.compile(
 
 
 def counted(number: int, noun: str) -> str:
-    """How many there are: ``1 event``, ``1,000 events``."""
+    """Count things in words: ``1 event``, ``1,000 events``."""
     return f"{number:,} {plural(number, noun)}"
 
 
@@ -25,7 +25,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def indefinite(name: str) -> str:
-    """A type's name with its article; ``U`` is spoken as in UUID."""
+    """Put the article before a type's name; ``U`` is spoken as in UUID."""
     return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
 
 

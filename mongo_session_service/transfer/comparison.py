@@ -34,7 +34,7 @@ _ROUNDING: Final = 2e-6
 
 
 class ComparisonResult(Enum):
-    """Comparison of a session in the target with the one to import."""
+    """Result of comparing a session in the target with the one to import."""
 
     NEW = "new"
     SAME = "unchanged"
@@ -78,7 +78,7 @@ class SessionPlan(NamedTuple):
 
     @property
     def conflict(self) -> Problem:
-        """Why the source's session cannot be stored."""
+        """Problem that keeps the source's session from being stored."""
         reason = self.reason
         if self.incoming.is_renamed:
             reason += "; its id is stored without its white space"
@@ -86,12 +86,12 @@ class SessionPlan(NamedTuple):
 
     @property
     def may_replace(self) -> bool:
-        """Whether it may replace what is different; it has an id of its own, then."""
+        """Tell whether it may replace what differs: then it has its own id."""
         return not self.incoming.is_renamed
 
     @property
     def is_lacking(self) -> bool:
-        """Whether there is something to write."""
+        """Tell whether there is something to write."""
         return self.comparison not in {ComparisonResult.SAME, ComparisonResult.AHEAD}
 
 
@@ -109,17 +109,17 @@ class StatePlan(NamedTuple):
 
     @property
     def conflict(self) -> Problem:
-        """Why the source's state cannot be stored."""
+        """Problem that keeps the source's state from being stored."""
         return Problem(str(self.state.shared), "it was changed in the target")
 
     @property
     def lacks_note(self) -> bool:
-        """Whether an import was killed between the state and its note."""
+        """Tell whether an import was killed between the state and its note."""
         return self.comparison is ComparisonResult.SAME and not self.is_noted
 
     @property
     def is_lacking(self) -> bool:
-        """Whether there is something to write."""
+        """Tell whether there is something to write."""
         is_there = self.comparison in {ComparisonResult.SAME, ComparisonResult.AHEAD}
         return not is_there or self.lacks_note
 
@@ -127,7 +127,7 @@ class StatePlan(NamedTuple):
 def _count_matching(
     incoming: EncodedSession, stored: Sequence[Document], hooks: Hooks
 ) -> int:
-    """How many events of a part are stored correctly, counted from its first."""
+    """Count the events of a part that are stored correctly, from its first on."""
     for index, append in enumerate(incoming.appends):
         if index == len(stored) or not _is_already_stored(
             append, incoming.offset + index + 1, stored[index], hooks
@@ -139,7 +139,7 @@ def _count_matching(
 def _is_already_stored(
     append: Append, revision: int, stored: Document, hooks: Hooks
 ) -> bool:
-    """Whether an event to import is stored at its revision, in any order of fields."""
+    """Tell whether an event is stored at its revision, in any order of fields."""
     id_ = stored["_id"]
     is_next = id_ == append.key.event_id(revision) and isinstance(id_["revision"], int)
     if not is_next:
@@ -240,7 +240,7 @@ def _classify(
 def _session_differences(
     incoming: EncodedSession, session: Document, hooks: Hooks
 ) -> Iterator[Difference]:
-    """The fields that differ; of a part that is not the last, only the log's begin."""
+    """Find the fields that differ; in a part before the last, only the log's begin."""
     header, begins = incoming.header, documents.log_begins(session)
     if not is_same_value(begins, header.log_begins):
         reason = f"its log begins after revision {begins}, not {header.log_begins}"
@@ -296,7 +296,7 @@ def _title_and_details(
 
 
 def _moment(seconds: float) -> str:
-    """A time as ISO 8601 text; one that is in no calendar as its number."""
+    """Write a time as ISO 8601 text; one that is in no calendar as its number."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat()
     except (OSError, OverflowError, ValueError):

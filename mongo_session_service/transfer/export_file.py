@@ -112,7 +112,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Line(BaseModel, extra="forbid", strict=True):
-    """What a line holds, by the names of its fields."""
+    """Content of a line, by the names of its fields."""
 
     @field_validator(*SessionKey._fields, mode="before", check_fields=False)
     @classmethod
@@ -164,7 +164,7 @@ class _SessionLine(_UserStateLine):
 
 
 def encode_item(item: SharedState | SessionHeader | Event) -> str:
-    """An item as a line, without the line end."""
+    """Encode an item as a line, without the line end."""
     if isinstance(item, Event):
         return json_text({"event": decode_value(encode_event_fields(item))})
     state = _sorted(item.state)
@@ -189,12 +189,12 @@ def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode_end(sessions: int, events: int) -> str:
-    """The last line, which a truncated file lacks."""
+    """Encode the last line, which a truncated file lacks."""
     return json_text({"end": {"sessions": sessions, "events": events}})
 
 
 def json_text(value: Mapping[str, Any]) -> str:
-    """A value as JSON on one line; what JSON cannot hold is tagged."""
+    """Write a value as JSON on one line; what JSON cannot hold is tagged."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -208,7 +208,7 @@ def _tagged_text(value: Any) -> str:
 
 
 def parse_line(line: bytes) -> tuple[str, Any]:
-    """A line's only field, and its value without tags."""
+    """Parse a line: its only field, and its value without tags."""
     check_weight(line)
     try:
         value = _DECODER.decode(line.decode())
@@ -249,7 +249,7 @@ def check_header(line: bytes) -> None:
 
 
 def decode_item(kind: str, value: Any) -> Item:
-    """The item that a line holds."""
+    """Decode the item that a line holds."""
     if kind not in {"app_state", "user_state", "session", "event"}:
         raise MalformedError(f"it begins with {kind[:40]!r}, which is unknown")
     if not isinstance(value, dict):
@@ -539,7 +539,7 @@ def _is_file(place: Path) -> bool:
 
 @contextmanager
 def _replacing(place: Path) -> Iterator[BinaryIO]:
-    """A new file of its owner alone, which takes another one's place and mode."""
+    """Open a new private file, which at the end takes another one's place and mode."""
     handle, partial = mkstemp(prefix=".export-", suffix=".partial", dir=place.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -556,7 +556,7 @@ def _replacing(place: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _packed(plain: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """The file, compressed if its name ends with .gz."""
+    """Compress the file if its name ends with .gz."""
     if not path.endswith(".gz"):
         yield plain
         return

@@ -81,18 +81,18 @@ class EncodedSession:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the session's first part, or all of it."""
+        """Tell whether this is the session's first part, or all of it."""
         return self.offset == self.header.log_begins
 
     @property
     def is_renamed(self) -> bool:
-        """Whether the source has white space around the session's id."""
+        """Tell whether the source has white space around the session's id."""
         return self.key != self.header.key
 
     def documents(
         self, after: int = 0, waiting: Mapping[int, Document] | None = None
     ) -> Iterator[Document]:
-        """Its event documents after a revision, with what waits where it is told."""
+        """Yield its event documents after a revision, with the waiting calls given."""
         for index, append in enumerate(self.appends):
             if (revision := self.offset + index + 1) > after:
                 yield event_document(
@@ -100,7 +100,7 @@ class EncodedSession:
                 )
 
     def session_document(self) -> Document:
-        """The session's document; it is stored after all events."""
+        """Build the session's document, which is stored after all events."""
         return {
             **session_document(self.as_new_session()),
             "state": self.state,
@@ -109,7 +109,7 @@ class EncodedSession:
         }
 
     def as_new_session(self) -> NewSession:
-        """The session as it was created; a missing initial state is inferred."""
+        """Return the session as it was created; a missing initial state is inferred."""
         header, initial, create_time = (
             self.header,
             self.initial,
@@ -131,7 +131,7 @@ class EncodedSession:
         )
 
     def next_part(self) -> EncodedSession:
-        """The next part, still empty."""
+        """Start the next part, still empty."""
         self.is_last = False
         size = self.size - sum(append.size for append in self.appends)
         return replace(self, size=size, appends=[], offset=self.revision, is_last=True)
@@ -177,7 +177,7 @@ class Batch:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be added."""
+        """Tell whether nothing more should be added."""
         documents = self.events + len(self.sessions) + len(self.states)
         return documents >= MAX_EVENTS or self.size >= MAX_BYTES
 
@@ -233,7 +233,7 @@ class BatchEncoder:
 
     @contextmanager
     def _refusing(self, where: str) -> Iterator[None]:
-        """Make a problem of what cannot be stored."""
+        """Add what is refused in the block to the batch's problems."""
         try:
             yield
         except (InvalidInputError, DocumentTooLargeError) as error:
@@ -285,7 +285,7 @@ class BatchEncoder:
             yield from self._alone(current)
 
     def _alone(self, part: EncodedSession) -> Iterable[Batch]:
-        """The batch so far, then the part alone."""
+        """Yield the batch so far, then a part in a batch of its own."""
         yield self._taken()
         self._batch.add(part)
         yield self._taken()
@@ -328,14 +328,14 @@ class BatchEncoder:
 
 
 def _digest(state: Document) -> str:
-    """Tell states apart, whatever the order of their keys."""
+    """Hash a state, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 async def encoded_batches(
     source: Source, selection: Selection, hooks: Hooks
 ) -> AsyncGenerator[Batch]:
-    """The selected items of an open source, encoded and grouped."""
+    """Read the selected items of an open source, encoded and grouped."""
     encoder = BatchEncoder(hooks)
     async with aclosing(source.read(selection)) as items:
         async for item in items:

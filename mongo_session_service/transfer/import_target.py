@@ -72,7 +72,7 @@ class ChangedError(Exception):
 
 
 class ImportTarget:
-    """A connection's database, for imports."""
+    """The database that an import compares with and writes to."""
 
     def __init__(self, connection: Connection, *, is_read_only: bool) -> None:
         self._connection = connection
@@ -109,7 +109,7 @@ class ImportTarget:
     async def _load_sessions(
         self, keys: Iterable[SessionKey]
     ) -> dict[SessionKey, Document]:
-        """The sessions, with initial states, and reservations; removes expired ones."""
+        """Load sessions, with initial states, and reservations; remove expired ones."""
         ids = [key.id for key in keys]
         now = self._connection.clock.now()
         found: dict[SessionKey, Document] = {}
@@ -138,7 +138,7 @@ class ImportTarget:
     async def _load_events(
         self, parts: Sequence[EncodedSession]
     ) -> dict[SessionKey, list[Document]]:
-        """The events under these parts' revisions, and one more, in order."""
+        """Load the events at these parts' revisions, and one more, in order."""
         found: dict[SessionKey, list[Document]] = {}
         ranges = [
             queries.events_until(part.key, part.revision + 1, part.offset)
@@ -241,7 +241,7 @@ class ImportTarget:
     def _check_holder(
         self, incoming: EncodedSession, found: Document | None
     ) -> str | None:
-        """The import that holds a session's place; None if it is free."""
+        """Return the import that holds a session's place; None if it is free."""
         holder: str | None = found.get(IMPORT) if found else None
         what = session_text(incoming.key)
         if found is not None and holder is None:
@@ -382,7 +382,7 @@ class ImportTarget:
     def _changed_fields(
         self, incoming: EncodedSession, stored: Document
     ) -> tuple[Document, list[Update] | None]:
-        """The fields that an existing session gets, None for those it has no more.
+        """Return the fields that an existing session gets, None for those it loses.
 
         And the updates that store a large initial state; None to leave it as it is.
         """
@@ -454,10 +454,10 @@ class ImportTarget:
 
 
 def _key(event: Document) -> SessionKey:
-    """Whose event it is."""
+    """Return the key of an event's session."""
     return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
 
 
 def _unchanged_since_read_filter(session: Document) -> Document:
-    """The filter for a session that has not changed since it was read."""
+    """Return the filter for a session that has not changed since it was read."""
     return {name: session[name] for name in ("_id", "revision", "create_time")}

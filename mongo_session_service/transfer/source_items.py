@@ -21,7 +21,7 @@ Policy: TypeAlias = Literal["fail", "skip", "replace"]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which sessions to transfer: all by default."""
+    """Choice of sessions to transfer: all by default."""
 
     apps: frozenset[str] = frozenset()
     """Names of apps; empty for every app."""
@@ -32,16 +32,16 @@ class Selection:
     share is always included: not every store records when it changed."""
 
     def takes_app(self, app_name: str) -> bool:
-        """Whether an app's own state is selected."""
+        """Tell whether an app's own state is selected."""
         return not self.apps or app_name in self.apps
 
     def takes_user(self, app_name: str, user_id: str | None) -> bool:
-        """Whether a user's state is selected, or without a user the app's."""
+        """Tell whether a user's state is selected, or without a user the app's."""
         is_chosen = user_id is None or not self.users or user_id in self.users
         return is_chosen and self.takes_app(app_name)
 
     def takes(self, key: SessionKey, update_time: float) -> bool:
-        """Whether a session is selected."""
+        """Tell whether a session is selected."""
         is_recent = self.since is None or update_time >= self.since
         return is_recent and self.takes_user(key.app_name, key.user_id)
 
@@ -100,7 +100,7 @@ class SessionHeader:
     """The sessions it is a fork of, as they are stored."""
 
     def has_expired(self, now: float) -> bool:
-        """Whether its time to live is over."""
+        """Tell whether its time to live is over."""
         expire_time = self.details.expire_time if self.details else None
         return expire_time is not None and expire_time <= now
 
@@ -137,7 +137,7 @@ class Source(Protocol):
         """Close it."""
 
     async def count_events(self, selection: Selection) -> int | None:  # noqa: ARG002
-        """How many events there are to read; None if that is not known beforehand."""
+        """Count the events to read; None if that is not known beforehand."""
         return None
 
     def share_read(self) -> float | None:
@@ -145,14 +145,14 @@ class Source(Protocol):
         return None
 
     def read(self, selection: Selection) -> AsyncGenerator[Item]:
-        """Everything selected, as one stream, with bounded memory."""
+        """Yield everything selected as one stream, in bounded memory."""
 
 
 ALTERED: Final = "it is not as this package stores it; has another tool changed it?"
 
 
 def session_text(key: SessionKey) -> str:
-    """A session's name in messages."""
+    """Name a session in messages."""
     return "session {!r} of user {!r} in app {!r}".format(*reversed(key))
 
 
@@ -194,7 +194,7 @@ class Moved:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the target has everything that was selected."""
+        """Tell whether the target has everything that was selected."""
         return not (self.problems or self.skipped or self.skipped_states)
 
 

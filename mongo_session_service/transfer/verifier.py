@@ -54,7 +54,7 @@ class Verified:
 
     @property
     def is_equal(self) -> bool:
-        """Whether there are no differences."""
+        """Tell whether there are no differences."""
         return self.differences == 0
 
 

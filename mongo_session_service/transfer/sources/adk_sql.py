@@ -53,7 +53,7 @@ _REMEDY: Final = "Check that it is the right one and intact, then try again."
 
 
 def open_engine(url: str) -> tuple[Any, Any]:
-    """The ``sqlalchemy`` module and an engine, which is not connected yet."""
+    """Return the ``sqlalchemy`` module and an engine, not connected yet."""
     with _drivers(url):
         # An optional dependency: only SQL sources need it.
         import sqlalchemy  # noqa: PLC0415
@@ -93,7 +93,7 @@ def _drivers(url: str) -> Iterator[None]:
 
 
 async def connect_engine(engine: Any) -> Any:
-    """A connection to the database."""
+    """Connect to the database."""
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415  as above
 
     try:
@@ -133,7 +133,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """A connection to an SQLite file that cannot write to it."""
+    """Connect to an SQLite file, so that nothing can be written to it."""
     if not path.is_file():
         shown = without_passwords(str(path))
         raise SourceError(f"There is no SQLite database at {shown!r}.")
@@ -142,7 +142,7 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def open_copy(path: Path) -> sqlite3.Connection:
-    """A copy of an SQLite file as it is now."""
+    """Open a copy of an SQLite file as it is now."""
     # A database without a name is in a temporary file that SQLite deletes as soon as
     # it has opened it: nothing of it stays, however this process ends.
     copy = sqlite3.connect("", check_same_thread=False, isolation_level=None)
@@ -269,7 +269,7 @@ class SqlSource(BaseSource):
                 return int((await connection.execute(counting)).scalar_one())
 
     def _chosen(self, table: Any, selection: Selection) -> Any:
-        """The query for the rows of a table that are selected."""
+        """Build the query for the rows of a table that are selected."""
         query = self._sql.select(table)
         if selection.apps:
             query = query.where(table.c.app_name.in_(selection.apps))
@@ -423,7 +423,7 @@ class SqlSource(BaseSource):
 
     @property
     def _session_zone(self) -> tzinfo | None:
-        """1.x wrote sessions' times by the database's clock, UTC in SQLite."""
+        """Return the zone of sessions' times: in 1.x the database's, UTC in SQLite."""
         is_local = "actions" in self._columns["events"] and not self._is_file
         return self._zone if is_local else UTC
 
@@ -431,7 +431,7 @@ class SqlSource(BaseSource):
 async def _streamed(
     connection: Any, query: Any, together: int = _ROWS_TOGETHER
 ) -> AsyncGenerator[adk_rows.Row]:
-    """The rows of a query, so many of which are in memory at once."""
+    """Yield the rows of a query, with only so many in memory at once."""
     options = query.execution_options(yield_per=together)
     # In a generator of its own, which aclosing ends before its connection is closed.
     async with connection.stream(options) as result:

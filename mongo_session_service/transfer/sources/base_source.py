@@ -72,7 +72,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
 
 async def iterate_in_threads(elements: Iterable[Element]) -> AsyncGenerator[Element]:
-    """The elements of a blocking iterator, read from it in threads."""
+    """Yield the elements of a blocking iterator, read from it in threads."""
     iterator = iter(elements)
 
     def read_chunk() -> list[Element]:
