@@ -12,6 +12,7 @@ now and then stop those of anybody. A listener watches what is said.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import itertools
 import json
 import os
@@ -162,10 +163,22 @@ async def _speaker(service: MongoSessionService, name: str, orders: Orders) -> N
             journal.write(f"{outcome}\n")
 
 
+def _print_tasks() -> None:
+    """Print where each task of this process waits."""
+    for task in asyncio.all_tasks():
+        sys.stderr.write(f"{task}\n")
+        waiting: Any = task.get_coro()
+        while frame := getattr(waiting, "cr_frame", None):
+            sys.stderr.write(f"  {frame.f_code.co_filename}:{frame.f_lineno}\n")
+            waiting = waiting.cr_await
+
+
 async def _work(orders: Orders) -> None:
     service = MongoSessionService(orders.uri, database=DATABASE, on_conflict="rebase")
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, before_commits, die)
+    loop.add_signal_handler(signal.SIGUSR2, _print_tasks)
+    faulthandler.register(signal.SIGUSR2, chain=True)  # threads, even if it is blocked
     async with service:
         names = [f"{orders.name}/{number}" for number in range(orders.callers)]
         callers = [
@@ -286,11 +299,17 @@ class Worker:
         time.sleep(OUTAGE)
         process.send_signal(signal.SIGCONT)
 
+    def print_stacks(self) -> None:
+        """Have it print where its threads and tasks wait, within a second."""
+        self._process.send_signal(signal.SIGUSR2)
+        time.sleep(1.0)
+
     def finish(self) -> str:
         """Have it end by itself; what is wrong with how it does."""
         try:
             self._process.communicate("", timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
+            self.print_stacks()
             return "a process hangs"
         finally:
             self.kill()
@@ -353,7 +372,10 @@ def campaign(
                 workers.remove(victim)
                 workers.append(start())
                 time.sleep(DEFAULT.lease_seconds)  # others are away for longer
-            _await_progress(admin)
+            if not _has_progress(admin):
+                for each in workers:
+                    each.print_stacks()
+                raise AssertionError("a session stands still")
         time.sleep(1.0)
         outcome.complaints += filter(None, [each.finish() for each in workers])
         asyncio.run(_take_last_turns(uri))
@@ -395,7 +417,7 @@ def _holder(sessions: Any, workers: list[Worker]) -> Worker:
     raise AssertionError("nobody has taken a turn")
 
 
-def _await_progress(admin: MongoClient[Any]) -> None:
+def _has_progress(admin: MongoClient[Any]) -> bool:
     """Wait until a body has appended to each session: what a fault has left is over.
 
     Whoever is dead or away keeps turns, and places in lines, until they expire. If the
@@ -407,8 +429,8 @@ def _await_progress(admin: MongoClient[Any]) -> None:
         time.sleep(0.05)
         now = _own_events(admin)
         if all(now[each] > before[each] for each in map(str, range(2 * SESSIONS))):
-            return
-    raise AssertionError("a session stands still")
+            return True
+    return False
 
 
 def _own_events(admin: MongoClient[Any]) -> Counter[str]:
