@@ -185,7 +185,7 @@ class ServiceAddress:
 
     @asynccontextmanager
     async def open_service(
-        self, app: str | None = None, *, after_load: Hook | None = None
+        self, app: str | None = None, **hooks: Hook | None
     ) -> AsyncIterator[MongoSessionService]:
         """Make a service there, once MongoDB has answered.
 
@@ -202,7 +202,7 @@ class ServiceAddress:
             self.uri,
             database=self.database,
             collection_prefix=self.prefix,
-            after_load=after_load,
+            **hooks,
         )
         authority = self.uri.partition("://")[2].partition("?")[0].partition("/")[0]
         hosts = authority.rpartition("@")[2]

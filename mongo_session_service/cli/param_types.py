@@ -116,7 +116,7 @@ def _import_module(name: str) -> Any:
                 " directory."
             )
             raise ValueError(message) from None
-        what = f"{type(error).__name__}: {printable(str(error))}"
+        what = f"{type(error).__name__}: {printable(str(error)).rstrip('.')}"
         message = f"Module {name!r} cannot be imported: {what}. {DEBUG_HINT}"
         raise click.ClickException(message) from error
 

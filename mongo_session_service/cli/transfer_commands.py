@@ -176,8 +176,24 @@ def verify_() -> None:
     """Compares another store with its import here, and prints each difference."""
 
 
+_after_load: Final = click.option(
+    "--after-load",
+    type=FUNCTION,
+    metavar="MODULE:FUNCTION",
+    help="The hook that opens what before_store has sealed.",
+)
+_hooks: Final = several(
+    click.option(
+        "--before-store",
+        type=FUNCTION,
+        metavar="MODULE:FUNCTION",
+        help="The hook that seals what is stored.",
+    ),
+    _after_load,
+)
 _choices: Final = several(
     dry_run,
+    _hooks,
     click.option(
         "--on-conflict",
         type=click.Choice(["fail", "skip", "replace"]),
@@ -193,13 +209,20 @@ _choices: Final = several(
         help="What to do if something cannot be read or stored.",
     ),
 )
-_exact: Final = click.option(
-    "--exact", is_flag=True, help="Report sessions that only the target has."
+_exact: Final = several(
+    click.option(
+        "--exact", is_flag=True, help="Report sessions that only the target has."
+    ),
+    _hooks,
 )
 
 
+def _take_hooks(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in ("before_store", "after_load")}
+
+
 async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) -> bool:
-    async with address.open_service() as service:
+    async with address.open_service(**_take_hooks(options)) as service:
         from mongo_session_service.transfer import Policies, move
 
         chosen = selection(options)
@@ -285,7 +308,7 @@ def _counts_text(moved: Moved) -> str:
 
 
 async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) -> bool:
-    async with address.open_service() as service:
+    async with address.open_service(**_take_hooks(options)) as service:
         from mongo_session_service.transfer import StoreSource, verify
 
         chosen, is_exact = selection(options), options.pop("exact")
@@ -324,12 +347,7 @@ async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
     default="-",
     help="A file, compressed if it ends in .gz; standard output by default.",
 )
-@click.option(
-    "--after-load",
-    type=FUNCTION,
-    metavar="MODULE:FUNCTION",
-    help="The hook that opens what before_store has sealed.",
-)
+@_after_load
 @selection_options
 @as_json
 @address_options

@@ -475,8 +475,7 @@ async def export(
                 line = _line(item)
                 if isinstance(line, Problem):
                     if on_problem is None:
-                        what = str(line).removesuffix(".")
-                        message = f"Cannot be exported: {what}. Nothing was written."
+                        message = f"Cannot be exported: {line}. Nothing was written."
                         raise TransferError(message)
                     exported.problems += 1
                     on_problem(line)

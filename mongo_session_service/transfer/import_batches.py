@@ -237,7 +237,7 @@ class BatchEncoder:
         try:
             yield
         except (InvalidInputError, DocumentTooLargeError) as error:
-            problem = Problem(where, str(error).rstrip("."))
+            problem = Problem(where, str(error))
             self._batch.problems.append(problem)
 
     def _begin_session(self, header: SessionHeader) -> Iterable[Batch]:

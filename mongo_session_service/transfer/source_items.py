@@ -113,7 +113,8 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.reason}"
+        # It becomes a part of sentences, and may be one: the message of an error.
+        return f"{self.where}: {self.reason}".rstrip(".")
 
 
 Item: TypeAlias = SharedState | SessionHeader | Event | Problem

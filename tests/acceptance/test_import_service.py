@@ -135,7 +135,7 @@ def broken() -> BaseSessionService:
         (["json:loads", "--app", "a"], 1, "called without arguments, and must return"),
         (["json:loads", "--app", "a"], 1, "a BaseSessionService. --debug shows where"),
         (["json:loads", "--app", "a", "--debug"], 1, "missing 1 required positional"),
-        (["failing:make", "--app", "a"], 1, "'no such city'. --debug shows where"),
+        (["failing:make", "--app", "a"], 1, ": No such city. --debug shows where"),
         (["failing:make", "--app", "a", "--debug"], 1, "failing.py"),
         (["my_app:memory", "--app", "a"], 3, "The source has no matching session."),
     ],
@@ -152,7 +152,7 @@ def test_what_is_wrong_with_a_factory_is_said(
     """It says what to do, and nothing that the factory's error may quote."""
     names = {"memory": InMemorySessionService, "broken": broken, "wrong": dict}
     monkeypatch.setitem(sys.modules, "my_app", SimpleNamespace(**names, text="x"))
-    (tmp_path / "failing.py").write_text("{}['no such city']")
+    (tmp_path / "failing.py").write_text("raise OSError('No such city.')")
     monkeypatch.syspath_prepend(tmp_path)
 
     done = call(

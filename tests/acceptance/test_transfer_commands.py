@@ -13,7 +13,15 @@ import pytest
 from google.adk.events import Event
 from pymongo import MongoClient
 from support.cli_runner import ENVIRONMENT, PATIENCE, PROGRAM, call, run
-from support.encryption_hooks import CANARY, SEALED, canary_event
+from support.encryption_hooks import (
+    CANARY,
+    KEY,
+    SEALED,
+    STATE,
+    canary_event,
+    clear_text,
+    cluster_time,
+)
 from support.foreign_stores import (
     Place,
     adk_mongodb_text_ids,
@@ -293,3 +301,25 @@ async def test_sealed_content_is_exported_only_by_its_hook(
     assert CANARY not in others.stdout + later.stdout
     assert open_one.id in others.stdout
     assert open_one.id in later.stdout
+
+
+async def test_an_export_is_imported_sealed(
+    mongodb_uri: str, database: str, admin: MongoClient, tmp_path: Path
+) -> None:
+    """Given the app's hooks, nothing of it is in clear, and it is verified as such."""
+    since = cluster_time(admin)
+    async with MongoSessionService(mongodb_uri, database=database, **SEALED) as sealed:
+        session = await sealed.create_session(**KEY, state=STATE)
+        await sealed.append_event(session, canary_event())
+    path = str(tmp_path / "export.jsonl")
+    after_load = ("--after-load", "support.encryption_hooks:unseal")
+    hooks = ("--before-store", "support.encryption_hooks:seal", *after_load)
+    place = (mongodb_uri, "--database", database)
+    copy = ("jsonl", path, *place, "--prefix", "copy_")
+
+    call("export", *place, *after_load, "--to", path)
+    done = [call("import", *copy, *hooks), call("import", *copy, *hooks)]
+    done.append(call("verify", *copy, *hooks))
+
+    assert [each.returncode for each in done] == [0, 0, 0]
+    assert list(clear_text(admin, [database], since)) == []
