@@ -185,7 +185,11 @@ class ServiceAddress:
 
     @asynccontextmanager
     async def open_service(
-        self, app: str | None = None, **hooks: Hook | None
+        self,
+        app: str | None = None,
+        *,
+        before_store: Hook | None = None,
+        after_load: Hook | None = None,
     ) -> AsyncIterator[MongoSessionService]:
         """Make a service there, once MongoDB has answered.
 
@@ -202,7 +206,8 @@ class ServiceAddress:
             self.uri,
             database=self.database,
             collection_prefix=self.prefix,
-            **hooks,
+            before_store=before_store,
+            after_load=after_load,
         )
         authority = self.uri.partition("://")[2].partition("?")[0].partition("/")[0]
         hosts = authority.rpartition("@")[2]
