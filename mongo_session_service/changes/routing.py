@@ -9,12 +9,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
-from mongo_session_service.changes.decoder import (
-    ChangeEvent,
-    ChangeRecord,
-    TombstoneRemoved,
-    stored_delta,
-)
+from mongo_session_service.changes.decoder import ChangeEvent, TombstoneRemoved
+from mongo_session_service.changes.record import ChangeRecord, stored_delta
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Document, SessionKey
 

@@ -14,7 +14,7 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import ChangeRecord
+from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks, Owner

@@ -15,7 +15,8 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
+from mongo_session_service.changes.decoder import WatchedCollections
+from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.changes.decoder import ChangeRecord
+from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError

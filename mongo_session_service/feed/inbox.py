@@ -21,9 +21,9 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import (
     ChangeEvent,
     cluster_time,
-    readable_change,
     transaction_of,
 )
+from mongo_session_service.changes.record import readable_change
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.errors import HistoryLostError, SlowSubscriberError
 from mongo_session_service.feed.stats import Counters

@@ -19,6 +19,7 @@ from bson.timestamp import Timestamp
 from mongo_session_service import errors
 from mongo_session_service.backend import Backend, Opener
 from mongo_session_service.changes import decoder
+from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
@@ -164,7 +165,7 @@ class Reader:
                 item = decoder.decode_change(change, stream.names, connection.hooks)
                 if item is not None:
                     self._inboxes.dispatch(item, change)
-                if isinstance(item, decoder.ChangeRecord):
+                if isinstance(item, ChangeRecord):
                     backend.sweep.expect(item.expire_time)
                 self._position = decoder.cluster_time(change)
                 if self._counters.delivered % _BATCH == 0:

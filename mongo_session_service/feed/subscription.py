@@ -13,9 +13,9 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import (
+from mongo_session_service.changes.decoder import decode_turn_progress
+from mongo_session_service.changes.record import (
     ChangeRecord,
-    decode_turn_progress,
     readable_change,
     updated_record,
 )

@@ -32,7 +32,7 @@ from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import reporting_partial_removal
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import ANNOUNCES_REMOVAL, Document, SessionKey
 from mongo_session_service.sessions import queries
 
 FORK: Final = "held_by"
@@ -292,7 +292,7 @@ async def remove_silently(connection: Connection, id_: Document, txn: Txn) -> No
     All that a change stream contains of a delete is the ``_id``. A second document,
     inserted and deleted in the same transaction, says that this was no session.
     """
-    announcement = {"_id": queries.announcement_id(id_, queries.REMOVED)}
+    announcement = {"_id": queries.announcement_id(id_, ANNOUNCES_REMOVAL)}
     if txn:
         await connection.sessions.insert_one(announcement, session=txn)
     await connection.sessions.delete_one(_placeholder_filter(id_), session=txn)

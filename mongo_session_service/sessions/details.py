@@ -11,7 +11,7 @@ from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import ANNOUNCES_DETAILS, Document, SessionKey
 from mongo_session_service.sessions import queries
 
 ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
@@ -55,7 +55,7 @@ async def announce_details(connection: Connection, session: Document, txn: Txn) 
 
     It looks at no updates of sessions: each append is one.
     """
-    id_ = queries.announcement_id(session["_id"], queries.UPDATED)
+    id_ = queries.announcement_id(session["_id"], ANNOUNCES_DETAILS)
     details: Document = {name: session[name] for name in ANNOUNCED if name in session}
     await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
     await connection.sessions.delete_one({"_id": id_}, session=txn)

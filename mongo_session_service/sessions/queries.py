@@ -22,9 +22,6 @@ from mongo_session_service.model.records import Document, SessionKey
 SERVER_TIME: Final = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 """The expression for the server's time, in seconds since 1970."""
 
-REMOVED: Final = "removed"
-"""Extra field of an ``_id``: the document deleted next was not a session."""
-
 TURN_EPOCH: Final = "turn.epoch"
 """The field of a session that counts how often its turn was taken."""
 
@@ -33,9 +30,6 @@ TURN_RENEWED: Final = "turn.renewed_at"
 
 TURN_FIRST_REVISION: Final = "turn.first_revision"
 """The revision of the first event that was appended within its turn."""
-
-UPDATED: Final = "updated"
-"""Extra field of an ``_id``: the session has these details from now on."""
 
 
 def visible_filter(now: float) -> Document:

@@ -9,11 +9,8 @@ import pytest
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import (
-    ChangeRecord,
-    TombstoneRemoved,
-    WatchedCollections,
-)
+from mongo_session_service.changes.decoder import TombstoneRemoved, WatchedCollections
+from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import SessionKey

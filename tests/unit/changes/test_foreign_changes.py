@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
+from mongo_session_service.changes.decoder import WatchedCollections
+from mongo_session_service.changes.record import ChangeRecord, stored_delta
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.errors import MongoSessionServiceError
@@ -116,7 +117,7 @@ def test_no_change_document_is_too_strange(
         with contextlib.suppress(MongoSessionServiceError):
             item.change()
         if item.kind == "appended":
-            assert isinstance(decoder.stored_delta(item), dict)
+            assert isinstance(stored_delta(item), dict)
 
 
 def test_what_is_passed_over_is_warned_of_without_its_content(

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import (
-    ChangeRecord,
-    TombstoneRemoved,
-    readable_change,
-)
+from mongo_session_service.changes.decoder import TombstoneRemoved
+from mongo_session_service.changes.record import ChangeRecord, readable_change
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.model.records import SessionKey
 
