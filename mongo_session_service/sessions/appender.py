@@ -61,7 +61,7 @@ _OUTRUN: Final = (
 
 
 class Appended(NamedTuple):
-    """Where an event was stored, and what others have appended around it."""
+    """Result of an append: its marker, and what others have appended around it."""
 
     marker: Marker | None
     """The session right after the event; None if the caller's shows it already."""
@@ -139,7 +139,7 @@ class Appender:
 
 @dataclass(slots=True)
 class _RebasingAppend:
-    """An append that may come after those of others."""
+    """One append of a service that rebases: it may come after those of others."""
 
     appender: Appender
     append: Append
@@ -175,7 +175,7 @@ class _RebasingAppend:
         return marker_of(self.session) or self.expected
 
     async def _read_in_time(self, read: Awaitable[Result]) -> Result:
-        """Return what a read returns, within the time of the call."""
+        """Await a read within the time limit of the append."""
         limit = self.appender.writer.write_timeout
         try:
             async with asyncio.timeout(
@@ -274,7 +274,7 @@ async def _pause() -> None:
 
 
 def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
-    """Whether a concurrent run of an event's turn has overtaken it.
+    """Tell whether a concurrent run of an event's turn has overtaken it.
 
     Its writer has ``seen`` the log, but not what it has ``missed``.
     """
@@ -289,7 +289,7 @@ def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> b
 
 
 def unanswered(missed: Iterable[Event], event: Event) -> set[str | None]:
-    """The function calls of other writers whose responses must precede an event."""
+    """Find other writers' function calls whose responses must precede an event."""
     missed = [*missed]
     open_calls = _call_ids(missed) - _answered_ids(missed) - _long_running_ids(missed)
     return open_calls - _answered_ids([event])

@@ -59,7 +59,7 @@ from mongo_session_service.sessions.waiting_log import waiting_after_batch
 
 
 class BatchRefusedError(Exception):
-    """A batch met what it did not expect; nothing was written."""
+    """A session is not as expected, or something is stored; nothing was written."""
 
 
 def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
@@ -200,7 +200,7 @@ class BatchStore:
         *,
         upsert: bool = False,
     ) -> int:
-        """Update documents; return how many there were, or were made."""
+        """Update documents; return how many were found or inserted."""
         if txn is None:
             found = 0
             for update in updates:
@@ -226,7 +226,7 @@ class BatchStore:
     async def judge_refused(
         self, planned: PlannedWrite, *, limit: float, may_retry: bool
     ) -> int | Marker:
-        """Return the revision at which a refused write was stored before.
+        """Find out why a write was refused; return the revision it is stored at.
 
         If it was not, and ``may_retry``, since only the session's expiry is another
         than expected, it returns the marker to expect. Otherwise it raises the error
@@ -345,7 +345,7 @@ def session_updates(
 
 
 def _set_or_remove(change: Document, fields: Document) -> None:
-    """Have a change set fields, and remove those that are None, whatever it did."""
+    """Add fields to a change, which sets them, or removes those that are None."""
     changes, removed = change["$set"], change.pop("$unset", {})
     for name, value in fields.items():
         if value is None:

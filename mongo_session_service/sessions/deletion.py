@@ -72,7 +72,7 @@ class Reservations:
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def new_document(self, connection: Connection, id_: Document) -> Document:
-        """A reservation of the session with this ``_id``."""
+        """Build a reservation of the session with this ``_id``."""
         expire_time = connection.clock.now() + self.lifetime
         return {"_id": id_, **self._fields(expire_time)}
 
@@ -235,7 +235,7 @@ async def _remove_partials(
 
 
 def stored_events(session: Document) -> int:
-    """How many events of a session are stored, at most."""
+    """Count a session's stored events, at most, by its document."""
     removed: int = session.get(TRIMMING, log_begins(session))
     return int(session["revision"]) - removed
 

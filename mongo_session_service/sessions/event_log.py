@@ -44,7 +44,7 @@ async def read_page(
     session: Query | None = None,
     fields: tuple[str, ...] = (),
 ) -> LogPage:
-    """The first events that match a filter on their ``_id``, and a session with them.
+    """Read the first events that match a filter on ``_id``, and a session with them.
 
     The next page's filter begins after the last event of this one. All is read at the
     time ``as_of``; by default a current one, which holds what this service has written.
@@ -76,17 +76,17 @@ class LogRange:
     """How many to read at once, at most; ``Limits.page_events`` by default."""
 
     def page_size(self, default: int) -> int:
-        """How many events to read at once."""
+        """Return how many events to read at once."""
         most = self.page_events or default
         return most if self.limit is None or self.undone else min(most, self.limit)
 
     def without_undone(self, events: list[Document]) -> list[Document]:
-        """The events that are not passed over, up to the limit."""
+        """Leave out the undone parts, and what is beyond the limit."""
         kept = [it for it in events if not self._undone_part(it["_id"]["revision"])]
         return kept if self.limit is None else kept[: self.limit]
 
     def after_page(self, revision: int) -> LogRange:
-        """The rest behind a revision, and behind the part that comes next, if any."""
+        """Return what is left after a page's last revision, past an undone part."""
         if self.newest_first:
             part = self._undone_part(revision - 1)
             return replace(self, before=part[0] if part else revision)
@@ -107,7 +107,7 @@ async def read_log(
     as_of: Timestamp | None = None,
     fields: tuple[str, ...] = (),
 ) -> AsyncGenerator[list[Document]]:
-    """The events of a session, page by page; a page may be empty.
+    """Read the events of a session, page by page; a page may be empty.
 
     They have to match ``where`` as well, and the session's creation time is
     ``created``, if that is given. All is read at ``as_of``, by default a current time
@@ -162,7 +162,7 @@ async def _load_session_page(
 
 
 async def read_session_head(connection: Connection, key: SessionKey) -> Document:
-    """A session's creation time, its revision, and where its log begins.
+    """Load a session's creation time, its revision, and where its log begins.
 
     If it is not stored, it raises ``SessionNotFoundError``.
     """
@@ -176,7 +176,7 @@ async def read_session_head(connection: Connection, key: SessionKey) -> Document
 async def read_user_log(
     connection: Connection, app_name: str, user_id: str
 ) -> AsyncGenerator[list[Document]]:
-    """The events of a user's sessions, page by page, by session id and revision.
+    """Read the events of a user's sessions, in pages, by session id and revision.
 
     The events of a session that is deleted meanwhile end there; of one that was
     recreated, none come.

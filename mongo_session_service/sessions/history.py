@@ -32,7 +32,7 @@ from mongo_session_service.sessions.event_log import LogRange, read_log
 
 
 def delta_of(event: Document) -> Document:
-    """The delta of a stored event to its session's own state."""
+    """Return a stored event's delta to its session's own state, as it is stored."""
     try:
         actions = event.get("event", {}).get("actions", {})
         delta = bson_values.decode_value(actions.get("state_delta", {}))
@@ -44,7 +44,7 @@ def delta_of(event: Document) -> Document:
 
 
 def apply_deltas(initial: Document, deltas: Iterable[Document]) -> Document:
-    """The state after a log."""
+    """Return a state after the deltas of a log."""
     state = {**initial}
     for delta in deltas:
         state |= delta
@@ -52,7 +52,7 @@ def apply_deltas(initial: Document, deltas: Iterable[Document]) -> Document:
 
 
 def recorded_initial_state(session: Document, apart: Document | None) -> Document:
-    """The fields of a session's initial state.
+    """Pick the fields of a session's initial state from where they are stored.
 
     The document ``apart``, before its log, may be of an earlier session of its id.
     """
@@ -66,7 +66,7 @@ def recorded_initial_state(session: Document, apart: Document | None) -> Documen
 
 
 def infer_initial_state(state: Document, log: Iterable[Iterable[str]]) -> Document:
-    """The known part of an initial state that was not recorded: keys never set since.
+    """Infer what is known of an unrecorded initial state: keys never set since.
 
     Of the log, only the names of the keys that each event has set are needed.
     """
@@ -80,7 +80,7 @@ def restore_initial_state(
     log: Iterable[Event],
     invocation_id: str,
 ) -> dict[str, Any]:
-    """A rewind's delta that restores the initial state, which ADK does not know.
+    """Add the initial state, which ADK does not know, to the delta of a rewind.
 
     ADK folds the events before an invocation, and empties every other key. A key that
     these events have not set gets its initial value back. A title that was set without
@@ -131,7 +131,7 @@ class SessionWithInitialState(NamedTuple):
     async def load(
         cls, connection: Connection, key: SessionKey
     ) -> SessionWithInitialState:
-        """Read it, majority-committed; a session that is not stored is an error."""
+        """Load both; a session that is not stored is an error."""
         found = await load_documents(
             connection,
             Query("sessions", {"_id": key.id}),
@@ -146,7 +146,7 @@ class SessionWithInitialState(NamedTuple):
     def pick_from(
         cls, found: list[Document], key: SessionKey, now: float
     ) -> SessionWithInitialState | None:
-        """Pick it from documents; None if the session is not stored."""
+        """Pick both from documents; None if the session is not stored."""
         session = next((each for each in found if each["_id"] == key.id), None)
         first = key.event_id(0)
         apart = next((each for each in found if each["_id"] == first), None)
@@ -157,7 +157,7 @@ class SessionWithInitialState(NamedTuple):
 async def load_session_at(
     connection: Connection, key: SessionKey, revision: int | None
 ) -> SessionAtRevision | None:
-    """A session with its log up to a revision; None if it is not stored."""
+    """Load a session as it was at a revision; None if it is not stored."""
     until = 2**63 - 1 if revision is None else revision
     found = await load_documents(
         connection,
@@ -202,7 +202,7 @@ async def states_at(
     origin: SessionWithInitialState,
     revision: int,
 ) -> tuple[Document, Document]:
-    """The fields of a session's initial state, and of that after a revision."""
+    """Compute the fields of a session's initial state, and of that after a revision."""
     session = origin.session
     initial = recorded_initial_state(*origin)
     state = {**initial}
@@ -218,7 +218,7 @@ async def states_at(
 
 
 def check_revision(session: Document, revision: int | None) -> int:
-    """A revision of a stored session; its latest, if none is asked for.
+    """Check a revision of a stored session; return its latest, if none is given.
 
     One that it has not reached, or that was trimmed, is refused.
     """
@@ -235,7 +235,7 @@ def check_revision(session: Document, revision: int | None) -> int:
 async def complete_rewind(
     connection: Connection, key: SessionKey, event: Event
 ) -> Event:
-    """A rewind as it is to be stored: it brings the initial state back as well.
+    """Complete a rewind for storage: it brings the initial state back as well.
 
     If the invocation was trimmed since the session was loaded, ADK would pass over the
     rewind: the session is stale.

@@ -84,7 +84,7 @@ def count_pipeline(wanted: Document) -> list[Document]:
 
 
 def announcement_id(id_: Document, what: str) -> Document:
-    """The ``_id`` of a document that informs the change feed, which could not know.
+    """The ``_id`` of a document that tells the change feed what it cannot see.
 
     A document with it is inserted and deleted in the transaction it is about.
     """
@@ -138,7 +138,7 @@ def events_of_user(app_name: str, user_id: str, after: Document | None) -> Docum
 
 
 def of_app(app_name: str | None, after: Document | None) -> Document:
-    """Documents of an app, or of all, in the order of ``_id`` after one."""
+    """The filter for documents of an app, or of all, after an ``_id``."""
     if app_name is None:
         return {"_id": {"$gt": after or {}}}
     bounds = _between({"app_name": app_name}, "user_id")
@@ -146,7 +146,7 @@ def of_app(app_name: str | None, after: Document | None) -> Document:
 
 
 def events_beside(event: Document | None) -> Document:
-    """The events of a session that follow one of them; none follow None."""
+    """The events of a session that follow one of them; none, if that is None."""
     if event is None:
         return {"_id": None}
     return {"_id": {"$gt": event, "$lt": {**event, "revision": {}}}}

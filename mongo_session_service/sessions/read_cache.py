@@ -55,12 +55,12 @@ class CachedLog:
 
     @property
     def size(self) -> int:
-        """The bytes that it takes."""
+        """Its size in bytes."""
         return sum(map(len, self.blocks)) + len(self.last) + _BESIDE
 
 
 class ReadCache:
-    """The logs that a service has read last, in all its threads and event loops."""
+    """The logs that a service has read last, shared by its threads and event loops."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -74,7 +74,7 @@ class ReadCache:
         """How often something was dropped because it is gone."""
 
     def get(self, key: SessionKey) -> CachedLog | None:
-        """The log of a session; the last to be dropped from now on."""
+        """Return the log of a session, and keep it longest from now on."""
         with self._lock:
             log, _ = self._logs.get(key, (None, 0.0))
             if log is None or log.read_at < monotonic() - LIFETIME:
@@ -85,7 +85,7 @@ class ReadCache:
             return log
 
     def put(self, key: SessionKey, log: CachedLog, drops: int) -> None:
-        """Keep a log, unless something was dropped since there were ``drops``.
+        """Keep a log, unless a log was dropped since ``drops`` was read.
 
         It may have been of this session, and dropped while its log was being read.
         """
@@ -135,7 +135,7 @@ class ReadCache:
             self.size -= log.size
 
     def _wake(self) -> None:
-        """Look for what is idle in time, in a loop that is still running then."""
+        """Drop what is idle, in an event loop that still runs."""
         loop = asyncio.get_running_loop()
         with self._lock:
             is_awake = self._timer is not None and not (
@@ -156,7 +156,7 @@ def _drop_idle(cache: weakref.ref[ReadCache]) -> None:
 def decode_blocks(
     log: Iterator[Document], hooks: Hooks, size: int
 ) -> Iterator[tuple[list[Event], bytes | None]]:
-    """The events of a log, ``size`` at a time, each time with their block.
+    """Decode a log, ``size`` events at a time, each time with their block.
 
     There is no block of values that are not JSON, which another tool has stored.
     """
@@ -176,7 +176,7 @@ def _dump_block(fields: list[dict[str, Any]]) -> bytes | None:
 
 
 def build_events(blocks: Iterable[bytes]) -> Iterator[Event]:
-    """The events of blocks of this process, built as they are asked for."""
+    """Build the events of blocks one by one."""
     for block in blocks:
         # Twice as fast as the BSON that it was, and past the application's hook.
         yield from map(events.build_event, marshal.loads(block))  # noqa: S302

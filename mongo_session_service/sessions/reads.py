@@ -52,7 +52,7 @@ _HEADS: Final = 3
 async def find_event_document(
     connection: Connection, key: SessionKey, event_id: str, txn: Txn = None
 ) -> Document | None:
-    """The stored event of a session that has this id."""
+    """Find the event document of a session by the event's id."""
     query = queries.event_by_id(key, event_id)
     found: Document | None = await connection.events.find_one(query, session=txn)
     return found
@@ -61,7 +61,7 @@ async def find_event_document(
 async def find_session_document(
     connection: Connection, key: SessionKey, txn: Txn = None
 ) -> Document:
-    """A session's document, without its state; raises ``SessionNotFoundError``."""
+    """Find a session's document, without state, or raise ``SessionNotFoundError``."""
     found: Document | None = await connection.sessions.find_one(
         {"_id": key.id, **queries.writable_filter(connection)},
         {"state": 0},
@@ -73,7 +73,7 @@ async def find_session_document(
 
 
 class SessionReads:
-    """Sessions as a connection's database keeps them."""
+    """Reads of the sessions in a connection's database."""
 
     def __init__(self, connection: Connection, cache: ReadCache | None = None) -> None:
         self._connection = connection
@@ -87,7 +87,7 @@ class SessionReads:
         config: GetSessionConfig | None = None,
         after_revision: int = 0,
     ) -> StoredSession | None:
-        """A session with the events asked for; None if it is not stored."""
+        """Load a session with the events asked for; None if it is not stored."""
         is_whole = not after_revision and config in (None, GetSessionConfig())
         if self._cache is not None and is_whole:
             return await self._load_cached(key, self._cache)
@@ -111,7 +111,7 @@ class SessionReads:
     async def _load_cached(
         self, key: SessionKey, cache: ReadCache
     ) -> StoredSession | None:
-        """A session with all its events; those that are not known yet are built."""
+        """Load a session with all its events; only those not in the cache are built."""
         began = monotonic()
         drops, known = cache.drops, cache.get(key)
         if known is not None:
@@ -153,7 +153,7 @@ class SessionReads:
     async def _read_log(
         self, key: SessionKey, *log: Query
     ) -> tuple[StoredSession | None, list[Encoded]]:
-        """A session without events, and the documents of its log, still encoded."""
+        """Read a session without events, and the encoded documents of its log."""
         found = await read_snapshot(
             self._connection,
             *queries.session_queries(key),
@@ -180,7 +180,7 @@ class SessionReads:
         return session
 
     async def load_event(self, key: SessionKey, event_id: str) -> Event | None:
-        """The event of a stored session that has this id."""
+        """Load the event of a stored session that has this id."""
         found = await load_documents(
             self._connection,
             Query("sessions", {"_id": key.id}, fields=documents.HEAD),
@@ -197,7 +197,7 @@ class SessionReads:
     async def list_sessions(
         self, app_name: str, user_id: str | None
     ) -> Iterator[StoredSession]:
-        """All sessions of an app or user, without events, from one point in time.
+        """Load all sessions of an app or user, without events, from one point in time.
 
         They are decoded as they are asked for. One that cannot be read is left out.
 
@@ -224,7 +224,7 @@ class SessionReads:
         )
 
     def read_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
-        """A read of the state that a session shares with others.
+        """Start to read the state that a session shares with others.
 
         All who ask in the same iteration of the event loop share the read, of one point
         in time, so none of them may cancel it.
@@ -242,7 +242,7 @@ class SessionReads:
         return await load_documents(self._connection, *shared)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
-        """A user's state; empty if none was ever stored."""
+        """Load a user's state; empty if none was ever stored."""
         query = Query("user_states", {"_id": queries.user_state_id(app_name, user_id)})
         stored = await load_documents(self._connection, query, anywhere=True)
         owner = Owner.of_shared(app_name, user_id)
@@ -250,7 +250,7 @@ class SessionReads:
         return documents.decode_state(fields, owner, self._connection.hooks)
 
     async def load_end(self, key: SessionKey) -> StoredSession:
-        """A session with its last event alone, and without state."""
+        """Load a session with its last event alone, and without state."""
         now, hooks = self._connection.clock.now(), self._connection.hooks
         fields = (*documents.LISTED[1:], documents.LOG_BEGINS)
         found = await load_documents(
@@ -267,7 +267,7 @@ class SessionReads:
 
 
 def _queries_since(key: SessionKey, known: CachedLog) -> list[Query]:
-    """The beginning of a session's log, and its events from the last known one on."""
+    """Query a log's first event, and its events from the last known one on."""
     every, since = (
         queries.events_after(key, after) for after in (0, known.revision - 1)
     )
@@ -278,7 +278,7 @@ def _queries_since(key: SessionKey, known: CachedLog) -> list[Query]:
 
 
 def _is_continued(session: StoredSession, log: list[Encoded], known: CachedLog) -> bool:
-    """Whether a log that was read after a known one continues it."""
+    """Tell whether a log that was read after a known one continues it."""
     return (
         len(log) > 1
         and _revision(log[0]) == known.first
@@ -290,7 +290,7 @@ def _is_continued(session: StoredSession, log: list[Encoded], known: CachedLog) 
 
 
 def _drain(log: list[Encoded]) -> Iterator[Encoded]:
-    """The documents of a list that is the latest first, taken out of it one by one."""
+    """Take the documents out of a list, the last first."""
     # To release the memory of thousands at once takes long.
     while log:
         yield log.pop()

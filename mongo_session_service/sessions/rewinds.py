@@ -31,7 +31,7 @@ _REWIND: Final = "event.actions.rewind_before_invocation_id"
 def undone_parts(
     rewinds: Iterable[tuple[int, str]], firsts: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """The parts of a log that rewinds have undone, in ADK's reading; the latest first.
+    """Find the parts of a log that rewinds have undone, as ADK does; the latest first.
 
     The latest rewind counts first. It undoes itself and what follows the first event of
     its invocation; a rewind that is undone has no effect. One to an invocation that is
@@ -63,7 +63,7 @@ class LogAtRevision(NamedTuple):
 
 
 def is_sealed(connection: Connection) -> bool:
-    """Whether events have to be decoded here to tell their invocations and rewinds."""
+    """Tell whether events must be decoded here to see invocations and rewinds."""
     return connection.hooks.after_load is not None
 
 
@@ -75,7 +75,7 @@ async def select_events(
     *,
     rewound: bool,
 ) -> AsyncGenerator[list[Document]]:
-    """Pages of a log, of an invocation or without what rewinds have undone up to now.
+    """Read a log in pages, of an invocation, or without what rewinds have undone.
 
     Events that are sealed may be of other invocations. Memory grows with the number of
     rewinds.
@@ -108,7 +108,7 @@ async def _find_undone(
 async def decode_log(
     connection: Connection, log: LogAtRevision
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """The events of a log by revision, a page in memory at a time."""
+    """Decode the events of a log, with their revisions, a page at a time."""
     wanted = LogRange(log.begins, log.until + 1)
     async for page in read_log(connection, log.key, wanted):
         for each in page:
@@ -133,7 +133,7 @@ async def _find_rewinds(
 async def find_firsts(
     connection: Connection, log: LogAtRevision, invocation_ids: set[str]
 ) -> dict[str, int]:
-    """The revisions of invocations' first events."""
+    """Find the revisions of invocations' first events."""
     if is_sealed(connection):
         firsts: dict[str, int] = {}
         async for revision, event in decode_log(connection, log):

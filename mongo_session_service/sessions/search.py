@@ -61,7 +61,7 @@ ORDERS: Final = ("create_time", "update_time")
 
 
 class PagePosition(NamedTuple):
-    """A session's place in the order."""
+    """Position of a session in the order of a search."""
 
     time: float
     user_id: str
@@ -80,12 +80,12 @@ class Search:
 
     @property
     def bytes(self) -> bytes:
-        """An encoding that is equal for equal searches only."""
+        """Encode the search, equally for equal searches only."""
         order = {"order_by": self.order_by, "newest_first": self.newest_first}
         return bson.encode({"filter": self.filter, **order})
 
     def position_of(self, document: Document) -> PagePosition:
-        """The place of a stored session."""
+        """Return the position of a stored session."""
         id_ = document["_id"]
         return PagePosition(document[self.order_by], id_["user_id"], id_["session_id"])
 
@@ -165,7 +165,7 @@ def new_search(
     order_by: object = "create_time",
     waiting: object = None,
 ) -> Search:
-    """The search with these arguments; None for those that do not restrict it."""
+    """Check the arguments of a search; None does not restrict it."""
     is_newest_first = check_flag("newest_first", newest_first)
     check_choice("order_by", order_by, ORDERS)
     wanted: Document = {"_id.app_name": check_id("app_name", app_name)}
@@ -298,7 +298,7 @@ def _equality(there: Any, value: Any, levels: int = MAX_DEPTH) -> Document:
 
 
 def page_token_after(place: PagePosition, search: Search) -> str:
-    """The token of the page that begins after a place.
+    """Make the token of the page that begins after a position.
 
     The digest is no secret: it detects mistakes. A caller who computes one can choose
     where a page begins, in a search that they may make anyway.
@@ -310,7 +310,7 @@ def page_token_after(place: PagePosition, search: Search) -> str:
 
 
 def position_in_token(page_token: object, search: Search) -> PagePosition:
-    """The place in a token of the same search; any other is refused."""
+    """Decode a token of the same search; any other is refused."""
     if not isinstance(page_token, str):
         kind = type(page_token).__name__
         raise InvalidInputError(f"page_token must be a string, not {kind}.")
@@ -321,7 +321,7 @@ def position_in_token(page_token: object, search: Search) -> PagePosition:
 
 
 def _decode_token(text: str) -> PagePosition | None:
-    """The place that a token encodes; None if it has other fields or types."""
+    """Decode a token; None if it has other fields or types."""
     try:
         content = base64.urlsafe_b64decode(text + "==")[_DIGEST:]
         place = PagePosition(**bson.decode(content))
@@ -398,7 +398,7 @@ class AppCount(NamedTuple):
 
 
 async def list_apps(connection: Connection) -> list[str]:
-    """The apps that sessions are stored of, in the order of their names.
+    """List the apps that have sessions, by name.
 
     The server steps from one app to the next in an index, whatever they hold.
     """
@@ -407,7 +407,7 @@ async def list_apps(connection: Connection) -> list[str]:
 
 
 async def count_by_app(connection: Connection, user_id: str | None) -> list[AppCount]:
-    """The apps with sessions that have not expired, and how many, by name.
+    """Count the sessions that have not expired, by app; apps by name.
 
     The server reads an index as a whole, and no session. Of one user it reads a part of
     it, and all user states: apps that have only state of theirs are named as well.
@@ -453,7 +453,7 @@ async def _aggregate_apps(
 async def find_by_id(
     connection: Connection, app_name: str, user_id: str | None, session_id: str
 ) -> list[SessionSummary]:
-    """An app's sessions with an id, 50 at most; of any user if none is given.
+    """Find an app's sessions with an id, 50 at most; of any user if none is given.
 
     Without a user the server looks at each of the app's keys in an index, and at no
     other document: about a second for a million sessions.

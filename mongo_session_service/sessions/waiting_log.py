@@ -74,7 +74,7 @@ async def waiting_fields_at(
 async def waiting_after(
     connection: Connection, session: Document, appends: Sequence[tuple[int, Append]]
 ) -> dict[int, Document]:
-    """Encode what waits after those appends to a session that change it, by revision.
+    """Encode what waits after each append that changes it, by revision.
 
     Given is the session's document before the appends, or its ``WAITING_HEAD``.
     """
@@ -109,7 +109,7 @@ async def waiting_after(
 async def waiting_after_batch(
     connection: Connection, planned: Iterable[PlannedWrite], txn: Txn
 ) -> dict[tuple[SessionKey, int], Document]:
-    """Encode what waits after those appends of a batch that change it."""
+    """Encode what waits after each append of a batch that changes it."""
     appends: dict[SessionKey, list[tuple[int, Append]]] = {}
     for each in planned:
         if isinstance(each.write, Append):
@@ -136,7 +136,7 @@ async def waiting_after_batch(
 
 
 async def refresh_waiting(connection: Connection, key: SessionKey) -> bool:
-    """Have a session's document say what its log says; tell whether it did not."""
+    """Recompute a session's waiting calls from its log; True if they have changed."""
     fields = dict.fromkeys(WAITING_HEAD, 1)
     while session := await connection.sessions.find_one({"_id": key.id}, fields):
         if "revision" not in session:

@@ -87,7 +87,7 @@ DocumentId = tuple[str, ...]
 
 
 class _Lock(NamedTuple):
-    """A document that another program's transaction may hold."""
+    """Lock that another program's transaction may have on a document."""
 
     pause: float
     """Seconds between its last two attempts; 0 if it is only suspected."""
@@ -106,7 +106,7 @@ class _PendingSessionWrites:
 
 @dataclass(slots=True, eq=False)
 class _QueuedWrite(PlannedWrite):
-    """A caller's write in the queue or in a batch, planned anew with each."""
+    """A caller's write in the queue, planned anew with each batch."""
 
     known: Marker
     """The marker that its caller expects."""
@@ -295,7 +295,7 @@ class Writer:
                 return
 
     async def settled(self) -> None:
-        """Return when nothing waits, nor is in flight."""
+        """Wait until nothing is queued or in flight."""
         while waiting := [*self._tasks, *(each.answer for each in self._queue)]:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
@@ -572,7 +572,7 @@ class Writer:
         return kept
 
     def _set_alarm(self, moment: float) -> None:
-        """Have late writes end, and locks tried, at a moment or before."""
+        """Set when late writes end, and locks are tried: then, or earlier."""
         if self._alarm is not None:
             if self._alarm_at <= moment:
                 return
@@ -601,7 +601,7 @@ class Writer:
     def _hold_locked(
         self, writes: list[_QueuedWrite], length: int, retried: DocumentId | None
     ) -> None:
-        """Keep what may be locked out of batches: each document is tried by itself.
+        """Keep documents that may be locked out of batches; each is tried by itself.
 
         Nothing of the writes was stored. The id of the locked document has ``length``
         parts; one was ``retried`` by itself, perhaps.

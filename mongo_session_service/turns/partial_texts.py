@@ -14,7 +14,7 @@ from google.genai import types
 
 
 def text_kind(event: Event) -> Hashable | None:
-    """The event id and kind (answer or thought) of a piece of text; None for others."""
+    """Event id and kind (answer or thought) of a piece of text; None for others."""
     parts = (event.content and event.content.parts) or []
     if not event.partial or len(parts) != 1 or not parts[0].text:
         return None

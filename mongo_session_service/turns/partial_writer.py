@@ -70,7 +70,7 @@ class PartialQueue:
         self._noted += [*self._said.drain(), turn]
 
     def encode_all(self, hooks: Hooks, room: int) -> Iterator[RawBSONDocument]:
-        """Encode what waits, in order, in so many bytes; it waits no longer."""
+        """Take what waits off the queue, encoded, in order, up to so many bytes."""
         waiting, self._noted = [*self._noted, *self._said.drain()], []
         for each in waiting:
             if isinstance(each, TurnInfo):
@@ -170,7 +170,7 @@ class PartialWriter:
 async def announce_abandoned(
     connection: Connection, key: SessionKey, epoch: int, time: datetime
 ) -> None:
-    """Have those who follow a turn receive that its process has died, if possible."""
+    """Tell the followers of a turn that its process has died, if possible."""
     said = connection.routed(queries.partials_of_turn(key, epoch))
     # The turn is taken over all the same, also by a user who may not read partials.
     with suppress(PyMongoError):

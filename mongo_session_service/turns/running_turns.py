@@ -173,7 +173,7 @@ class RunningTurn:
         await asyncio.wait({self._task})
 
     def request_stop(self, reason: str | None) -> None:
-        """Have it stop soon; the first reason counts."""
+        """Ask the agent to stop soon; the first reason counts."""
         if not self._is_stopped.is_set():
             self.turn.stop_reason = reason
             self._is_stopped.set()
@@ -234,7 +234,7 @@ class RunningTurn:
             running.cancel()
 
     def _note_status(self, status: TurnPhase | None = None) -> None:
-        """Have other processes receive how the turn stands, or how it ends."""
+        """Tell other processes how the turn stands, or how it ends."""
         if self._partials is not None:
             self._partials.note_status(self.turn.turn_info(status))
             self._writer.write_soon(self._partials)
@@ -275,7 +275,7 @@ class RunningTurn:
             has_more.set()
 
     async def _end_agent(self, running: asyncio.Task[None]) -> None:
-        """Have the runner end, gently at first."""
+        """Abort the runner, and cancel it if it does not end soon."""
         limits = self.turn.limits
         self._aborts.set()
         self._wanted.release()
@@ -292,7 +292,7 @@ class RunningTurn:
             )
 
     async def _seal_log(self, running: asyncio.Task[None]) -> None:
-        """Leave no call open, and note how the turn has ended."""
+        """Answer the calls that are still open, and note how the turn has ended."""
         turn = self.turn
         error = (
             None if running.cancelled() or not running.done() else running.exception()
@@ -356,7 +356,7 @@ class RunningTurns:
         return type(self), (self.backends,)  # none runs where it is unpickled
 
     async def start(self, running: RunningTurn) -> None:
-        """Have a turn begin, and end when its session's document says so."""
+        """Begin a turn, and watch for requests to stop it."""
         loop = running_loop()
         if loop not in self._loops:
             forget_closed_loops(self._loops)

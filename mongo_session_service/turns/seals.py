@@ -20,7 +20,7 @@ _ABANDONED: Final = "The process that ran this call has ended."
 
 
 def with_reason(event: Event, reason: str | None) -> Event:
-    """Have an event of a turn that was stopped say why, if it seals or is cut off."""
+    """Add why a turn was stopped to an event that seals it or was cut off."""
     if reason is None or not (event.error_code == ABORTED or event.interrupted):
         return event
     metadata = {**(event.custom_metadata or {}), "stop_reason": reason}
@@ -98,7 +98,7 @@ def _answers(
 
 
 def interrupted(pieces: Iterable[Event], log: Iterable[Event]) -> list[Event]:
-    """Make whole events of the answers that a stop has interrupted; thoughts go.
+    """Make whole events of answers that a stop has interrupted; drop thoughts.
 
     A piece says all that was said so far of one text. Those in the log are left out.
     """

@@ -68,7 +68,7 @@ class Turns:
         return type(self), (self.backends, self.renewer, self.database_name)
 
     def held_turn(self, key: SessionKey) -> Turn | None:
-        """The turn of a session in whose body the caller is, unless it was stopped."""
+        """Find the session's turn that the caller is in; raise if it was stopped."""
         for each in _held.get():
             if each.key == key and each.turns is self:
                 if each.is_held:
@@ -78,7 +78,7 @@ class Turns:
         return None
 
     def line_here(self, backend: Backend) -> WaitingLine:
-        """The line of those who wait in the running event loop."""
+        """Return the waiting line of the running event loop."""
         loop = running_loop()
         if loop not in self._lines:
             forget_closed_loops(self._lines)
@@ -86,7 +86,7 @@ class Turns:
         return self._lines[loop]
 
     def announce_release(self) -> None:
-        """Have all who wait in this process look now."""
+        """Wake all who wait in this process, to look for free turns."""
         for loop, line in list(self._lines.items()):
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(line.look)
@@ -133,7 +133,7 @@ class Turn:
         return self._lease.connection.limits
 
     async def load_own_events(self) -> list[Event]:
-        """The events that were appended in this turn."""
+        """Load the events that were appended in this turn."""
         async with self.turns.backends.call() as backend:
             self._first_revision = await turn_status.first_revision(
                 backend.connection, self.key
@@ -141,7 +141,7 @@ class Turn:
             return self._own_events(await self._load(backend))
 
     async def note_resumption(self) -> str | None:
-        """The id of the abandoned invocation, if this is the first to resume it."""
+        """Note that the abandoned invocation is resumed; its id, the first time."""
         invocation_id = self.abandoned_invocation
         if invocation_id is not None:
             async with self.turns.backends.call() as backend:

@@ -29,7 +29,7 @@ _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def first_revision(connection: Connection, key: SessionKey) -> int:
-    """The revision of the first event of the turn; 0 if it has none."""
+    """Load the revision of the turn's first event; 0 if it has none."""
     fields = {queries.TURN_FIRST_REVISION: 1}
     session = await retry_soon(connection.sessions.find_one, {"_id": key.id}, fields)
     revision: int = ((session or {}).get("turn") or {}).get("first_revision", 0)
@@ -45,7 +45,7 @@ async def forget_first_revision(connection: Connection, key: SessionKey) -> None
 async def note_resumption(
     connection: Connection, key: SessionKey, invocation_id: str
 ) -> bool:
-    """Note that an invocation is resumed; whether it was not resumed before."""
+    """Note that an invocation is resumed; False if it was before."""
     new = {"_id": key.id, "turn.resumed": {"$ne": invocation_id}}
     change = {"$set": {"turn.resumed": invocation_id}}
     found = await retry_soon(connection.sessions.update_one, new, change)
@@ -55,7 +55,7 @@ async def note_resumption(
 async def request_stop(
     connection: Connection, key: SessionKey, reason: str | None
 ) -> bool:
-    """Note that the turn of a session is to be stopped; whether one runs."""
+    """Note that the turn of a session is to be stopped; False if none runs."""
     stop = {"turn.stop": {} if reason is None else {"reason": reason}}
     running = {"_id": key.id, HELD: {"$exists": True}}
     is_held = {"$expr": {"$not": lease_is_free(connection, "turn.")}}
@@ -69,7 +69,7 @@ async def request_stop(
 async def requested_stops(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, tuple[int, str | None]]:
-    """Epochs of the turns that are to be stopped, among those of some sessions."""
+    """Find epoch and reason of the turns, of some sessions, that are to be stopped."""
     stops: dict[SessionKey, tuple[int, str | None]] = {}
     for some in cut_by_id_size(keys):
         ids = {"$in": [each.id for each in some]}
@@ -88,7 +88,7 @@ async def find_turns(
     user_id: str | None,
     status: TurnPhase | None,
 ) -> list[TurnInfo]:
-    """The turns of sessions, by app, user and session."""
+    """Find turns, in the order of app, user and session."""
     now = connection.clock.now()
     where = turns_filter(app_name, user_id, status, now)
     fields = {"turn": 1, "is_free": lease_is_free(connection, "turn.")}

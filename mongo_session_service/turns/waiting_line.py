@@ -69,7 +69,7 @@ class TurnStatus(NamedTuple):
 
 
 async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
-    """Draw a ticket; from now on nobody acquires the turn who has none."""
+    """Draw a ticket; from now on only who has one acquires the turn."""
     session = await retry_soon(
         connection.with_default_codec(connection.sessions).find_one_and_update,
         stored_session_filter(connection, key),
@@ -91,7 +91,7 @@ async def return_ticket(connection: Connection, ticket: Ticket) -> None:
 
 
 async def renew_tickets(connection: Connection, tickets: Iterable[Ticket]) -> None:
-    """Note that these waiters are still there."""
+    """Renew the tickets of waiters who are still there."""
     for some in cut_by_id_size(tickets):
         ids = {"_id": {"$in": [each.id for each in some]}}
         await connection.leases.update_many(ids, _RENEWAL)
@@ -100,7 +100,7 @@ async def renew_tickets(connection: Connection, tickets: Iterable[Ticket]) -> No
 async def load_turn_states(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, TurnStatus]:
-    """The turns of some sessions, without those that are not stored."""
+    """Load the turns of those sessions that are stored."""
     now = connection.clock.now()
     fields = {"create_time": 1, "is_free": lease_is_free(connection, "turn.")}
     turns: dict[SessionKey, TurnStatus] = {}
@@ -117,7 +117,7 @@ async def load_turn_states(
 async def first_tickets(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, int]:
-    """The lowest ticket in the line of each session that has waiters."""
+    """Find the lowest ticket of each session that has waiters."""
     is_alive = {"$expr": renewed_at_condition(connection, "$gte")}
     owner = {name: f"$_id.{name}" for name in SessionKey._fields}
     first = {"$group": {"_id": owner, "first": {"$min": f"$_id.{_NUMBER}"}}}
@@ -132,7 +132,7 @@ async def first_tickets(
 
 
 async def end_line(connection: Connection, last: Ticket) -> None:
-    """Note that nobody waits any more, unless somebody has come after the last."""
+    """Note that nobody waits any more, unless somebody came after the last ticket."""
     gone = {**_waiters_filter(last.key), **_silent_filter(connection)}
     await retry_soon(connection.leases.delete_many, gone)
     await retry_soon(
@@ -171,7 +171,7 @@ class Waiter:
         self._error: Exception | None = None
 
     async def until_called(self) -> None:
-        """Wait until the turn is free for this caller, or for an error."""
+        """Wait until the turn is free for this caller; raise what has failed it."""
         await self._is_called.wait()
         self._is_called.clear()
         if self._error is not None:
@@ -198,7 +198,7 @@ class WaitingLine:
         self._arrivals = WeakValueDictionary()
 
     def arrival(self, key: SessionKey) -> asyncio.Lock:
-        """The lock that each caller holds until it has a turn or a ticket.
+        """Return the lock that each caller holds until it has a turn or a ticket.
 
         So they get them in the order in which they come: the server may do what was
         sent later first.
