@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
 
-from mongo_session_service.changes.decoder import RESEALED, decode_appended, key_in_id
+from mongo_session_service.changes.decoder import RESEALED, decode_appended
+from mongo_session_service.codec.documents import key_of
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import dead_letters
@@ -219,7 +220,7 @@ class _Resealing:
         ):
             return resealer.event(document)
         more = ("revision",) if name == "events" else ()
-        key = key_in_id(id_, (*SessionKey._fields, *more))
+        key = key_of(id_, *more)
         return key and resealer.states(document, Owner.of_session(key))
 
     async def _rewrite(self, outdated: list[_Outdated]) -> list[_Outdated]:

@@ -26,6 +26,7 @@ from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import (
     ANNOUNCES_DETAILS,
     ANNOUNCES_REMOVAL,
+    SHARD_KEY,
     Document,
     SessionKey,
 )
@@ -38,7 +39,6 @@ _OF_SESSIONS: Final = ("insert", "replace", "delete")
 _OF_REDACTIONS: Final = "replace"
 """The operation of a redaction on an event, and of nothing else."""
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
-_OURS: Final = {"state": dict, "revision": int, "create_time": float}
 _OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
 _TRANSACTION: Final = ("lsid", "txnNumber")
 
@@ -169,7 +169,7 @@ def decode_change(
 
 def decode_turn_progress(document: Document, hooks: Hooks) -> ChangeRecord | None:
     """Decode a document of running turns, if this package wrote it."""
-    key = key_in_id(document.get("_id"), (*SessionKey._fields, "epoch", "n"))
+    key = documents.key_of(document.get("_id"), "epoch", "n")
     is_ours = all(isinstance(document.get(it), of) for it, of in _OF_TURNS.items())
     if key is None or not is_ours:
         return None
@@ -182,7 +182,7 @@ def decode_appended(
     id_: Any, document: Document | None, hooks: Hooks
 ) -> ChangeRecord | None:
     """Decode a document of the events collection, if this package wrote it."""
-    key = key_in_id(id_, (*SessionKey._fields, "revision"))
+    key = documents.key_of(id_, "revision")
     if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large for the stream, and deleted before it was read
     if not isinstance(document.get("event"), dict):
@@ -194,7 +194,7 @@ def decode_trimmed(
     document: Document, shared: list[Document], hooks: Hooks
 ) -> ChangeRecord | None:
     """Decode the document that precedes a trimmed log; None for any other."""
-    key = key_in_id(document["_id"], (*SessionKey._fields, "revision"))
+    key = documents.key_of(document["_id"], "revision")
     if key is None or not documents.log_begins(document):
         return None
     content = {"document": document, "shared": shared}
@@ -207,47 +207,31 @@ def _decode_session_change(
     kind, document = change["operationType"], change.get("fullDocument") or {}
     time = committed_at(change)
     if kind == "insert":
-        if key := key_in_id(id_, (*SessionKey._fields, ANNOUNCES_REMOVAL)):
+        if key := documents.key_of(id_, ANNOUNCES_REMOVAL):
             return TombstoneRemoved(key)
-        if key := key_in_id(id_, (*SessionKey._fields, ANNOUNCES_DETAILS)):
+        if key := documents.key_of(id_, ANNOUNCES_DETAILS):
             return updated_record(key, document, time, hooks)
-    key = key_in_id(id_, SessionKey._fields)
-    if key is None:
-        return None
-    if kind == "delete":
+    key = documents.key_of(id_)
+    if key is not None and kind == "delete":
         return ChangeRecord("deleted", key, {}, time, hooks)
-    is_ours = all(isinstance(document.get(name), of) for name, of in _OURS.items())
-    content = {"document": document}
-    return ChangeRecord("created", key, content, time, hooks) if is_ours else None
+    if key is None or "revision" not in document:
+        return None  # a tombstone or a reservation
+    documents.checked_key(document)
+    return ChangeRecord("created", key, {"document": document}, time, hooks)
 
 
 def _decode_state_change(
     id_: Any, change: Document, hooks: Hooks
 ) -> ChangeRecord | None:
-    owner: tuple[str, ...] | None = (id_,) if isinstance(id_, str) else None
-    prefix = State.APP_PREFIX
-    if owner is None:
-        owner, prefix = _key_parts(id_, SessionKey._fields[:2]), State.USER_PREFIX
-    if owner is None:
+    is_users = isinstance(id_, dict) and tuple(id_) == SHARD_KEY
+    owner = tuple(id_.values()) if is_users else (id_,)
+    if {*map(type, owner)} != {str}:
         return None
+    prefix = State.USER_PREFIX if is_users else State.APP_PREFIX
     delta = {prefix + key: value for key, value in _written_delta(change).items()}
     if not delta and transaction_of(change) is None:
         return None  # in a transaction it may undo what an append of it has set
     return ChangeRecord("state", owner, {"delta": delta}, committed_at(change), hooks)
-
-
-def key_in_id(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
-    """Return the key in an ``_id`` with just these fields; None if it has others."""
-    texts = _key_parts(id_, fields)
-    return None if texts is None else SessionKey(*texts)
-
-
-def _key_parts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The key's parts in an ``_id`` with these fields; None if it has others."""
-    if not isinstance(id_, dict) or tuple(id_) != fields:
-        return None
-    texts = tuple(id_[name] for name in fields if name in SessionKey._fields)
-    return texts if all(isinstance(each, str) for each in texts) else None
 
 
 def committed_at(change: Document) -> float:

@@ -176,10 +176,13 @@ def warn_of_unreadable(error: UnreadableError) -> None:
 _KEY: Final = SessionKey._fields
 
 
-def key_of(id_: Document) -> SessionKey | None:
-    """The key of the session that has an ``_id``; None if no session can have it."""
-    if tuple(id_) == _KEY:
-        app_name, user_id, session_id = id_.values()
+def key_of(id_: Any, *more: str) -> SessionKey | None:
+    """Read a session's key from an ``_id`` that has ``more`` fields behind it.
+
+    None if it has others, as a document of another tool may.
+    """
+    if isinstance(id_, dict) and tuple(id_) == (*_KEY, *more):
+        app_name, user_id, session_id, *_ = id_.values()
         if type(app_name) is type(user_id) is type(session_id) is str:
             return SessionKey(app_name, user_id, session_id)
     return None

@@ -47,7 +47,13 @@ EVENT = {"_id": KEY.event_id(3), "event": {}}
 REST = {"_id": KEY.id, "expire_time": 0.0}
 SILENT = {"_id": {**KEY.id, "removed": True}}
 DETAILS = {"title": "T", "ttl": 5.0, "expire_time": 7.0}
-SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
+SESSION = {
+    "_id": KEY.id,
+    "state": {},
+    "revision": 0,
+    "create_time": 1.0,
+    "update_time": 1.0,
+}
 
 
 @pytest.mark.parametrize(
