@@ -41,7 +41,7 @@ async def read_page(
     size: int | None = None,
     order: int = 1,
     as_of: Timestamp | None = None,
-    session: Query | None = None,
+    head_query: Query | None = None,
     fields: tuple[str, ...] = (),
 ) -> LogPage:
     """Read the first events that match a filter on ``_id``, and a session with them.
@@ -51,7 +51,7 @@ async def read_page(
     """
     size = connection.limits.page_events if size is None else size
     events = Query("events", where, order=order, limit=size, fields=fields)
-    both = [events] if session is None else [session, events]
+    both = [events] if head_query is None else [head_query, events]
     found = await read_snapshot(connection, *both, as_of=as_of, whole=False)
     documents = await found.documents()
     logged = [each for each in documents if "revision" in each["_id"]]
@@ -148,7 +148,7 @@ async def _load_session_page(
         size=wanted.page_size(connection.limits.page_events),
         order=-1 if wanted.newest_first else 1,
         as_of=as_of,
-        session=Query("sessions", {"_id": key.id}, fields=HEAD),
+        head_query=Query("sessions", {"_id": key.id}, fields=HEAD),
         fields=fields,
     )
     while True:
