@@ -1,0 +1,82 @@
+"""Writers whose batches are noted, or held up, in place of a database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+from mongo_session_service.driver.clocks import ServerClock
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.records import Append, PlannedWrite
+from mongo_session_service.sessions.writer import Writer
+
+LIMIT = 60.0
+
+
+class Database:
+    """Notes the batches that are committed; ``meet`` decides which ones fail."""
+
+    def __init__(self, meet: Callable[[list[str]], Any] | None = None) -> None:
+        self.batches: list[list[PlannedWrite]] = []
+        self._meet = meet
+
+    async def commit_batch(self, planned: list[PlannedWrite], **_: Any) -> None:
+        """Commit them, unless ``meet`` raises."""
+        if self._meet is not None:
+            await self._meet(names(planned))
+        self.batches.append(planned)
+
+    @property
+    def stored(self) -> list[list[str]]:
+        """The ids of the events of each batch."""
+        return [names(each) for each in self.batches]
+
+    @property
+    def in_order(self) -> list[str]:
+        """The ids of all events."""
+        return [*chain.from_iterable(self.stored)]
+
+
+def names(planned: list[PlannedWrite]) -> list[str]:
+    return [it.write.event["id"] for it in planned if isinstance(it.write, Append)]
+
+
+def writer_of(database: Database, **limits: Any) -> Writer:
+    named = {name: SimpleNamespace(name=name) for name in ("app_states", "user_states")}
+    connection = SimpleNamespace(
+        write_timeout=LIMIT,
+        has_transactions=True,
+        clock=ServerClock(),
+        database=SimpleNamespace(name="database"),
+        limits=Limits(**limits),
+        translating_errors=nullcontext,
+        **named,
+    )
+    return Writer(connection, database)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+class Gate:
+    """Holds batches up until it is opened."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self._is_open = asyncio.Event()
+
+    async def pass_through(self, ids: list[str]) -> None:
+        """Wait until it is open."""
+        self.waiting += ids
+        await self._is_open.wait()
+
+    def open(self) -> None:
+        """Let all go on."""
+        self._is_open.set()
