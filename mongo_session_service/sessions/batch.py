@@ -228,7 +228,7 @@ class BatchStore:
     ) -> int | Marker:
         """Find out why a write was refused; return the revision it is stored at.
 
-        If it was not, and ``may_retry``, since only the session's expiry is another
+        If it is not stored, and ``may_retry``, since only the expiry is another
         than expected, it returns the marker to expect. Otherwise it raises the error
         that the writer's caller gets.
         """
