@@ -233,7 +233,7 @@ class Backends:
         self._look_at = time.monotonic() + connection.limits.look_seconds
 
     def _start_look(self, connection: Connection) -> None:
-        """Look whether the setup was undone, beside the call, which does not wait."""
+        """Start to look whether the setup was undone; the call does not wait."""
         look = self._look
         is_free = look is None or look.done() or look.get_loop().is_closed()
         if is_free and connection.driver is not Driver.MOCK:
@@ -281,7 +281,7 @@ class Backends:
     def forget(
         self, app_name: str, user_id: str | None = None, session_id: str | None = None
     ) -> None:
-        """Drop what was read of a session, or of all of a user or an app."""
+        """Drop what the cache holds of a session, a user or an app."""
         if self._read_cache is not None:
             self._read_cache.drop(app_name, user_id, session_id)
 
@@ -321,7 +321,7 @@ class Backends:
 def _close_forgotten(
     pid: int, entries: dict[asyncio.AbstractEventLoop, Backend]
 ) -> None:
-    """Close the clients of a service that nobody refers to any more; in any thread."""
+    """Close the clients of a service that was garbage-collected, in any thread."""
     if pid != os.getpid():
         return  # its clients stayed in the parent
 
@@ -343,7 +343,7 @@ async def _close_backend(entry: Backend) -> None:
 
 
 async def _finish_writes(entry: Backend) -> None:
-    """Finish what is under way, for which the client is needed."""
+    """Finish the writes under way, which need the client."""
     await entry.sweep.stop()
     await entry.writer.settled()
     await entry.client_sessions.end_all()
