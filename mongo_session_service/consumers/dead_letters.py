@@ -24,7 +24,7 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import StorageError
+from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
 
 _LONGEST_MESSAGE: Final = 2000  # characters
@@ -75,6 +75,13 @@ def new_dead_letter(
     """Make the dead letter of a change whose last attempt failed now."""
     now, id_ = platform_time.get_time(), _letter_id(consumer, record)
     return DeadLetter(consumer, record, _error_text(error), attempts, now, id_)
+
+
+def letter_text(letter: DeadLetter) -> str:
+    """Name a letter's change for a log: its kind, what it is of, its revision."""
+    revision = letter.id.get("revision")
+    after = "" if revision is None else f", revision {revision}"
+    return f"{letter.id['kind']!r} of {quoted('/'.join(letter.record.owner))}{after}"
 
 
 def _error_text(error: Exception) -> str:

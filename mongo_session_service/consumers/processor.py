@@ -155,15 +155,16 @@ class Processor:
             pause = backoff(attempt, first=first, longest=_LONGEST_HANDLER_PAUSE)
             if not is_last and await reader.ends_within(pause):
                 return False
-        logger.warning(
-            "Consumer %r keeps a change as a dead letter: its handler failed %s, last"
-            " with %s; the dead letter has its text.",
-            self.consumer,
-            counted(self.max_attempts, "time"),
-            type(error).__name__,
-        )
         letter = dead_letters.new_dead_letter(
             self.consumer, delivery.record, error, self.max_attempts
+        )
+        logger.warning(
+            "Consumer %r keeps a change as a dead letter, %s: its handler failed %s,"
+            " last with %s; the dead letter has its text.",
+            self.consumer,
+            dead_letters.letter_text(letter),
+            counted(self.max_attempts, "time"),
+            type(error).__name__,
         )
         keep = partial(dead_letters.store_dead_letter, reader.connection, letter)
         if self.concurrency == 1:

@@ -98,6 +98,8 @@ async def test_what_fails_for_good_becomes_a_dead_letter(
     assert letter.error == "ValueError: cannot do 2"
     assert letter.attempts == 4
     assert "cannot do" not in caplog.text
+    key = f"{session.app_name}/{session.user_id}/{session.id}"
+    assert f"a dead letter, 'appended' of '{key}', revision 2: its" in caplog.text
     assert (await service.consumers())[0].dead_letters == 1
 
 
