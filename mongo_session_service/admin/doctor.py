@@ -48,12 +48,13 @@ _LIFETIME: Final = "transactionLifetimeLimitSeconds"
 _LONG_LIFETIME: Final = 60
 """MongoDB's own; who has set less has thought of it."""
 
-_AS_NEEDED: Final = "Nothing to do: the first use creates it."
+_AS_NEEDED: Final = "The first use creates it, by a user with privileges for setup."
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
 _AS_IT_SAYS: Final = "Do what the message says, then run this again."
 _GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
+_GRANT_MORE: Final = f"Fine, if this user needs no more than it has. If not: {_GRANT}"
 
 
 class Status(StrEnum):
@@ -168,7 +169,8 @@ def judge_privileges(
         return Finding(check, Status.OK, says)
     says = f"user {user!r} lacks privileges for {', '.join(lacking)}"
     status = Status.FAILED if "sessions" in lacking else Status.WARNING
-    return Finding(check, status, says, _GRANT, lacking)
+    remedy = _GRANT if status is Status.FAILED else _GRANT_MORE
+    return Finding(check, status, says, remedy, lacking)
 
 
 def judge_version(recorded: int | None) -> Finding:

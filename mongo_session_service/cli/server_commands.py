@@ -93,10 +93,11 @@ async def setup(
     for names, what in ((created, "collections"), (indexes, "indexes")):
         if names:
             terminal.print_remark(f"Created {what}: {', '.join(names)}.")
-    done = "Set up" if created or indexes else "Nothing had to be created in"
-    terminal.print_remark(
-        f"{done} {address.location}: schema version {after.schema_version}."
-    )
+    if not after.missing_indexes:  # of which a warning has told
+        done = "Set up" if created or indexes else "Nothing had to be created in"
+        terminal.print_remark(
+            f"{done} {address.location}: schema version {after.schema_version}."
+        )
     if filled is not None:
         terminal.print_remark(
             f"Filled in what waits for people: {counted(filled, 'session')}."

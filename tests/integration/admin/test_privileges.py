@@ -146,6 +146,9 @@ async def use_changes(service: MongoSessionService) -> None:
     async with service.consumer(name) as consumer:
         await append(service, session)
         await take(consumer, 1, commit=True)
+    ids = [session.events[0].id]
+    key = {"app_name": "app", "user_id": "user", "session_id": name}
+    assert await service.redact_events(**key, event_ids=ids) == 1
 
 
 async def letters(service: MongoSessionService, name: str, count: int) -> None:
@@ -285,6 +288,17 @@ async def test_the_oplog_is_measured_by_who_may_read_it(
         async with asyncio.timeout(60):  # it is, soon after the stream was opened
             while service.feed_stats().oplog_window_seconds is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+def test_who_may_not_set_up_is_told_so(server: Secured) -> None:
+    """The command names what is missing, and claims nothing."""
+    server.grant(needs(["sessions"], "cli"))
+
+    told = run("setup", server.uri(), "--database", "cli")
+
+    assert told.returncode == 3
+    assert told.stderr.startswith("Not all could be created in database 'cli': ")
+    assert "schema version None" not in told.stderr
 
 
 def test_what_the_command_prints_is_a_role(server: Secured) -> None:

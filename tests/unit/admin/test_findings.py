@@ -119,6 +119,15 @@ def test_a_finding_is_told_with_its_remedy(
     assert (finding.remedy is None) == (status is OK)
 
 
+def test_who_needs_no_more_is_not_told_to_ask_for_it() -> None:
+    """Only what no program can do without has to be granted."""
+    agent = judge_privileges(["ada"], held("sessions"), "db", "")
+    nobody = judge_privileges(["ada"], [], "db", "")
+
+    assert (agent.remedy or "").startswith("Fine, if this user needs no more")
+    assert (nobody.remedy or "").startswith("Have an administrator run")
+
+
 def test_a_server_that_is_too_old_is_none() -> None:
     """A server that the service would refuse is refused here as well."""
     with pytest.raises(ConfigurationError, match="MongoDB 5.0"):
