@@ -59,11 +59,11 @@ _EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
 """What the ids of sessions begin with that ADK's evaluations make."""
 
 
-def _key(app_name: AppName, user_id: UserId, session_id: SessionId) -> SessionKey:
+async def _key(app_name: AppName, user_id: UserId, session_id: SessionId) -> SessionKey:
     return session_key(app_name, user_id, session_id)
 
 
-def _scope(app_name: AppName, user_id: UserId) -> Scope:
+async def _scope(app_name: AppName, user_id: UserId) -> Scope:
     return Scope(check_id("app_name", app_name), check_id("user_id", user_id))
 
 
