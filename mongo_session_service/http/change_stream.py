@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Sequence,
+)
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.platform import time
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,22 +27,17 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.errors import (
     HistoryLostError,
-    InvalidInputError,
     MongoSessionServiceError,
     SlowSubscriberError,
     StorageUnavailableError,
-    TrimmedError,
 )
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.http import problems
-from mongo_session_service.http.reading_budget import PIECE, ReadingBudget, Reservation
-from mongo_session_service.http.shapes import StreamStart
+from mongo_session_service.http.reading_budget import PIECE, ReadingBudget, Share
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.model.records import SessionKey
-from mongo_session_service.service import MongoSessionService, backends_of
 
 try:
-    from sse_starlette.sse import EventSourceResponse
+    from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 except ImportError as error:
     raise ImportError(
         "Changes over HTTP need sse-starlette 3 or later:"
@@ -67,6 +70,9 @@ class Frame(NamedTuple):
     id: str | None = None
 
 
+Frames: TypeAlias = AsyncGenerator[Frame, None]
+
+
 def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
     """Encode frames: small ones together, large ones a piece at a time.
 
@@ -93,21 +99,20 @@ class Outbox:
         self._frames: list[Frame] = []
         self._size = 0
         self._has_room = asyncio.Event()
-        self._has_room.set()
         self.is_due = asyncio.Event()
         """Set when there are frames, or a source has ended."""
 
-    async def fill(self, source: Source) -> None:
-        """Hold what a source has, a piece at most, or one frame; until its end."""
+    async def fill(self, source: Frames) -> None:
+        """Hold what a source has until its end; a piece, or one frame beyond that."""
         pace = Pace()
         try:
-            while (frame := await source.next_frame()) is not None:
-                await self._has_room.wait()
+            async for frame in source:
                 self._frames.append(frame)
                 self._size += len(frame.data)
+                self.is_due.set()
                 if self._size >= PIECE:
                     self._has_room.clear()
-                self.is_due.set()
+                    await self._has_room.wait()
                 await pace.yield_to_loop()
         finally:
             self.is_due.set()
@@ -120,149 +125,27 @@ class Outbox:
         return frames
 
 
-class Content:
-    """Everything that happens to one session."""
+class Page(Share):
+    """Frames of what was read from storage; they count until they are sent."""
 
-    def __init__(
-        self,
-        subscription: SessionSubscription,
-        after_partial: tuple[int, int] | None,
-        budget: ReadingBudget,
-    ) -> None:
-        self._subscription = subscription
-        self._after_partial = after_partial
-        self._budget = budget
-        self._held: Reservation | None = None
-        self._page: deque[Frame] = deque()
-        """What was read of the session's history and not sent."""
+    def __init__(self, budget: ReadingBudget) -> None:
+        super().__init__(budget)
+        self._frames: deque[Frame] = deque()
+        self._unsent = 0
 
-    async def begin(self, held: Reservation, first: Change | None) -> None:
-        """Begin with a change that has no id: a client could not resume from it."""
-        self._held = held
-        if first is not None:
-            self._page.append(Frame(first.kind, first.json_text))
-        await self._encode_page()
+    def add(self, frame: Frame) -> None:
+        """Add a frame that was made of what was read."""
+        self._frames.append(frame)
+        self._unsent += sys.getsizeof(frame.data)
 
-    async def next_frame(self) -> Frame | None:
-        """Wait for what is to be sent next; None at the end."""
-        if self._held is not None:
-            self._held.shrink(each.data for each in self._page)
-        if self._page:
-            return self._page.popleft()
-        if not self._subscription.is_following:
-            self._held = await self._budget.reserve_page()
-        async for change in self._subscription:
-            self._page.append(self._frame_of(change))
-            await self._encode_page()
-            return self._page.popleft()
-        return None
-
-    async def _encode_page(self) -> None:
-        """Keep of what was read from storage only the text."""
-        pace = Pace()
-        while self._subscription.has_page:
-            change = await anext(self._subscription, None)
-            if change is None:
-                break
-            self._page.append(self._frame_of(change))
-            await pace.yield_to_loop()
-        if self._held is not None:
-            self._held.shrink(each.data for each in self._page)
-
-    def close(self) -> None:
-        """End it at once."""
-        self._subscription.close()
-        self._page.clear()
-        if self._held is not None:
-            self._held.release()
-
-    def _frame_of(self, change: Change) -> Frame:
-        """Make its frame, with the id by which a client resumes after it, if it can."""
-        if change.turn is not None and change.turn_position is not None:
-            self._after_partial = (change.turn.epoch, change.turn_position)
-        elif change.revision is None:
-            return Frame(change.kind, change.json_text)
-        place = (self._subscription.last_revision, *(self._after_partial or ()))
-        return Frame(change.kind, change.json_text, "-".join(map(str, place)))
-
-
-class Earlier:
-    """The events of a session before a revision, the latest first."""
-
-    def __init__(
-        self, pages: AsyncGenerator[list[Change]], budget: ReadingBudget
-    ) -> None:
-        self._pages = pages
-        self._budget = budget
-        self._held: Reservation | None = None
-        self._page: deque[Frame] = deque()
-        self._is_over = False
-
-    async def next_frame(self) -> Frame | None:
-        """Read on, as far as clients have taken what was read; None at the end."""
-        while not self._page and not self._is_over:
-            self._held = await self._budget.reserve_page()
-            await self._read_page()
-            self._held.shrink(each.data for each in self._page)
-        if not self._page:
-            return None
-        frame = self._page.popleft()
-        if not self._page and self._held is not None:
-            self._held.release()
-        return frame
-
-    async def _read_page(self) -> None:
-        pace = Pace()
-        try:
-            changes = await anext(self._pages, None)
-        except SessionNotFoundError:  # which the other source tells
-            self._is_over = True
-            return
-        for each in changes or ():
-            self._page.append(Frame("earlier", each.json_text))
-            await pace.yield_to_loop()
-        if changes is None:
-            self._is_over = True
-            self._page.append(Frame("beginning", "{}"))
-
-    def close(self) -> None:
-        """End it at once."""
-        self._is_over = True
-        self._page.clear()
-        if self._held is not None:
-            self._held.release()
-
-
-class Outlines:
-    """What happens to several sessions, without events and state."""
-
-    def __init__(
-        self,
-        subscription: Subscription,
-        is_shown: Callable[[Change], Awaitable[bool]],
-    ) -> None:
-        self._subscription = subscription
-        self.close = subscription.close
-        self._is_shown = is_shown
-        self._first: Frame | None = None
-
-    def tell_deleted(self, key: SessionKey) -> None:
-        """Tell first of a session that was deleted while its reader was away."""
-        gone = Change(kind="deleted", **key.id, time=time.get_time())
-        self._first = Frame(gone.kind, gone.json_text)
-
-    async def next_frame(self) -> Frame | None:
-        """Wait for what is to be sent next; None at the end."""
-        first, self._first = self._first, None
-        if first is not None:
-            return first
-        async for change in self._subscription:
-            if change.kind != "partial" and await self._is_shown(change):
-                return Frame(change.kind, change.outline_text)
-        return None
-
-
-Source: TypeAlias = Content | Earlier | Outlines
+    def drain(self) -> Iterator[Frame]:
+        """Hand out each frame once the one before is sent."""
+        while self._frames:
+            self.shrink(self._unsent)
+            frame = self._frames.popleft()
+            yield frame
+            self._unsent -= sys.getsizeof(frame.data)
+        self.close()
 
 
 class StreamPlace(NamedTuple):
@@ -280,68 +163,88 @@ class StreamPlace(NamedTuple):
         return cls(revision, (partial[0], partial[1]) if partial else None)
 
 
-async def open_content(
-    service: MongoSessionService,
-    key: SessionKey,
-    start: StreamStart,
-    place: StreamPlace | None,
-    budget: ReadingBudget,
-) -> list[Source]:
-    """Open the stream of a session, and read what it begins with.
+class Content:
+    """Everything that happens to one session."""
 
-    A client that comes back goes on after its place; if the session has not come to it,
-    it begins anew.
+    def __init__(
+        self,
+        subscription: SessionSubscription,
+        after_partial: tuple[int, int] | None,
+        page: Page,
+    ) -> None:
+        self._subscription = subscription
+        self._after_partial = after_partial
+        self._page = page
 
-    Raises:
-        InvalidInputError: there are two beginnings; or the session has not reached the
-            revision, or was trimmed.
-        SessionNotFoundError: it is not stored.
-    """
-    if start.history is not None and start.after_revision is not None:
-        raise InvalidInputError("Give history or after_revision, not both.")
-    size = backends_of(service).limits.http_unread_bytes
-    after = start.after_revision if place is None else place.revision
-    before = start.before_revision
-    log_begins = 0
-    while True:
-        from_start = start.history == "all" and after is None
-        partial = place.partial if place is not None and start.partials else None
-        try:
-            async with AsyncExitStack() as opening:
-                held = await budget.reserve_page()
-                opening.callback(held.release)
-                subscription = service.watch(
-                    *key,
-                    after_revision=log_begins if from_start else after,
-                    max_bytes=size,
-                    partials=start.partials,
-                    after_partial=partial,
-                )
-                await opening.enter_async_context(subscription)
-                # After the subscription: if the session is recreated in between, the
-                # subscription delivers ``deleted``.
-                first = await _read_snapshot(service, key) if from_start else None
-                subscription = cast("SessionSubscription", subscription)
-                content = Content(subscription, partial, budget)
-                await content.begin(held, first)
-                opening.pop_all()
-                if after is None:
-                    before = (subscription.last_revision or 0) + 1
-                if start.history != "newest_first" or before is None:
-                    return [content]
-                return [content, Earlier(subscription.earlier(before), budget)]
-        except InvalidInputError as error:
-            if from_start and isinstance(error, TrimmedError):
-                log_begins = error.log_begins
-            elif place is not None:
-                place = after = None
-            else:
-                raise
+    async def begin(self, first: Change | None) -> None:
+        """Begin with a change that has no id: a client could not resume from it."""
+        if first is not None:
+            self._page.add(Frame(first.kind, first.json_text))
+        if self._subscription.has_page:
+            await self._read_page()
+
+    async def frames(self) -> Frames:
+        """Read on whenever what was read is sent."""
+        while True:
+            for frame in self._page.drain():
+                yield frame
+            if not self._subscription.is_following:
+                await self._page.reserve()
+            if not await self._read_page():
+                return
+
+    async def _read_page(self) -> bool:
+        """Wait for a change, and keep of all that was read with it only the text."""
+        pace = Pace()
+        async for change in self._subscription:
+            self._page.add(self._frame_of(change))
+            await pace.yield_to_loop()
+            if not self._subscription.has_page:
+                return True
+        return False
+
+    def _frame_of(self, change: Change) -> Frame:
+        """Make its frame, with the id by which a client resumes after it, if it can."""
+        if change.turn is not None and change.turn_position is not None:
+            self._after_partial = (change.turn.epoch, change.turn_position)
+        elif change.revision is None:
+            return Frame(change.kind, change.json_text)
+        place = (self._subscription.last_revision, *(self._after_partial or ()))
+        return Frame(change.kind, change.json_text, "-".join(map(str, place)))
 
 
-async def _read_snapshot(service: MongoSessionService, key: SessionKey) -> Change:
-    async with service.watch(*key) as changes:
-        return await anext(changes)
+async def earlier_events(pages: AsyncGenerator[list[Change]], page: Page) -> Frames:
+    """Read the events of a session before a revision, the latest first."""
+    with suppress(SessionNotFoundError):  # which its content tells
+        while await _read_earlier(pages, page):
+            for frame in page.drain():
+                yield frame
+        page.close()
+        yield Frame("beginning", "{}")
+
+
+async def _read_earlier(pages: AsyncGenerator[list[Change]], page: Page) -> bool:
+    pace = Pace()
+    await page.reserve()
+    async for changes in pages:
+        for each in changes:
+            page.add(Frame("earlier", each.json_text))
+            await pace.yield_to_loop()
+        return True
+    return False
+
+
+async def outlines(
+    subscription: Subscription,
+    is_shown: Callable[[Change], Awaitable[bool]],
+    first: Change | None,
+) -> Frames:
+    """Tell what happens to several sessions, without events and state."""
+    if first is not None:
+        yield Frame(first.kind, first.json_text)
+    async for change in subscription:
+        if change.kind != "partial" and await is_shown(change):
+            yield Frame(change.kind, change.outline_text)
 
 
 class ChangeStream(EventSourceResponse):
@@ -354,100 +257,73 @@ class ChangeStream(EventSourceResponse):
 
     def __init__(
         self,
-        *sources: Source,
+        sources: Sequence[Frames],
+        opened: AsyncExitStack,
         permit: Callable[[], Awaitable[None]],
         limits: Limits,
-        headers: dict[str, str],
+        actions: Sequence[str] = (),
     ) -> None:
         """Ask for the permission again at each heartbeat; it raises if there is none.
 
         Heartbeats are comments, sent whenever nothing else was for so many seconds.
+        What was opened is closed at the end. Headers name the actions that the reader
+        may do.
         """
         self._sources = sources
+        self._opened = opened
         self._permit = permit
         self._heartbeat = limits.http_heartbeat_seconds
-        self._unread_seconds = limits.http_unread_seconds
-        self._refusal: str | None = None
-        self._is_ending = False
-        super().__init__(self._bytes(), ping=_NEVER, headers=headers)
+        self._permitted_until = time.monotonic() + self._heartbeat
+        super().__init__(
+            self._pieces(),
+            headers={"Permitted-Actions": ", ".join(actions)} if actions else {},
+            ping=_NEVER,
+            send_timeout=limits.http_unread_seconds,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
-        asking = asyncio.create_task(self._recheck_permission())
-        is_open = False
-
-        async def send_in_time(message: Message) -> None:
-            nonlocal is_open
-            try:
-                async with asyncio.timeout(self._unread_seconds):
-                    await send(message)
-                    is_open = bool(message.get("more_body", True))
-            except TimeoutError:
-                self._log_end("It did not read.")
-                asking.cancel()
-                self._close()
-                await self.body_iterator.aclose()  # type: ignore[attr-defined]  # a generator
-                # No server lets an app close a connection: the little that the client
-                # has not read waits for it, without a limit, as any answer does.
-                await send(_END)
-                is_open = False
-                raise _ReaderStuckError from None
-
         try:
-            await super().__call__(scope, receive, send_in_time)
-            if is_open:  # the server is shut down: it would log an error
+            await super().__call__(scope, receive, send)
+            if self.active:  # the server is shut down: it would log an error
                 # ASGI lets servers raise one as well if the client has left.
                 with suppress(OSError):
                     async with asyncio.timeout(_FAREWELL):
                         await send(_END)
-        except _ReaderStuckError:
-            pass
+        except* SendTimeoutError:
+            logger.info("A client's stream ends. It did not read.")
+            await self._opened.aclose()
+            # No server lets an app close a connection: the little that the client has
+            # not read waits for it, without a limit, as any answer does.
+            await send(_END)
         finally:
-            asking.cancel()
-            # The generator does not run if the client left before the first frame.
-            self._close()
+            # The generator does not run if the client left before the first piece.
+            await self._opened.aclose()
 
-    def _log_end(self, reason: str) -> None:
-        if not self._is_ending:
-            logger.info("A client's stream ends. %s", reason)
-        self._is_ending = True
-
-    def _close(self) -> None:
-        for each in self._sources:
-            each.close()
-
-    async def _recheck_permission(self) -> None:
-        """End the stream once its client may not read any more."""
-        try:
-            while True:
-                await asyncio.sleep(self._heartbeat)
-                await self._permit()
-        except HTTPException as error:
-            self._refusal = str(error.detail)
-            self._close()
-
-    async def _bytes(self) -> AsyncIterator[bytes]:
+    async def _pieces(self) -> AsyncIterator[bytes]:
         heartbeat = f": heartbeat {self._heartbeat:g}\n".encode()
-        yield heartbeat + f"retry: {RETRY_SECONDS * 1000}\n\n".encode()
+        sent = heartbeat + f"retry: {RETRY_SECONDS * 1000}\n\n".encode()
+        yield sent
         try:
-            async with aclosing(self._frames()) as ready:
+            async with aclosing(self._ready_frames()) as ready:
                 async for frames in ready:
                     for piece in pieces_of(frames) if frames else [heartbeat + b"\n"]:
-                        yield piece
-                        if self._refusal is None:
-                            continue
-                        if piece.endswith(b"\n\n"):
-                            break
-                        return
+                        await self._recheck_permission()
+                        sent = piece
+                        yield sent
         except MongoSessionServiceError as error:
-            self._log_end(str(error))
+            logger.info("A client's stream ends. %s", error)
             yield trouble(*reason_of(error))
         except HTTPException as error:
-            self._refusal = str(error.detail)
-        if self._refusal is not None:
-            yield trouble(RETRY_SECONDS, self._refusal)
+            if sent.endswith(b"\n\n"):  # not in the middle of a frame
+                yield trouble(RETRY_SECONDS, str(error.detail))
 
-    async def _frames(self) -> AsyncGenerator[list[Frame], None]:
+    async def _recheck_permission(self) -> None:
+        if (now := time.monotonic()) >= self._permitted_until:
+            await self._permit()
+            self._permitted_until = now + self._heartbeat
+
+    async def _ready_frames(self) -> AsyncGenerator[list[Frame], None]:
         """Wait for whatever the sources have; nothing for each heartbeat of silence."""
         outbox = Outbox()
         filling = [asyncio.create_task(outbox.fill(it)) for it in self._sources]
@@ -460,10 +336,7 @@ class ChangeStream(EventSourceResponse):
                     yield []
                     continue
                 ended = [each for each in filling if each.done()]
-                frames = outbox.empty()
-                if self._refusal is not None:
-                    return
-                if frames:
+                if frames := outbox.empty():
                     yield frames
                 for each in ended:
                     each.result()
@@ -473,10 +346,6 @@ class ChangeStream(EventSourceResponse):
             for each in filling:
                 each.cancel()
             await asyncio.gather(*filling, return_exceptions=True)
-
-
-class _ReaderStuckError(Exception):
-    """A client that does not read has left, or was told the end of its stream."""
 
 
 def trouble(seconds: int, reason: str) -> bytes:

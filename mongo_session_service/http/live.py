@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.http import shapes
+from mongo_session_service.http.change_stream import ChangeStream
 from mongo_session_service.http.permission import Authorize, Permission
 from mongo_session_service.http.problems import add_error_handlers
 from mongo_session_service.http.session_routes import SessionResources, json_response
@@ -266,8 +267,7 @@ class AllSessions(SessionResources):
         async with self.answer_in_time(), AsyncExitStack() as opening:
             may_show = partial(self._may_read, request)
             outlines = await self.open_outlines(scope, query, may_show, opening)
-            opening.pop_all()
-        return self.stream_of(outlines, permit=permit)
+            return ChangeStream([outlines], opening.pop_all(), permit, self.limits)
 
     async def _permitted(
         self, request: Request, rows: list[dict[str, Any]]

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections import deque
-from collections.abc import Iterable
 from typing import Final
 
 from starlette.responses import Response
@@ -30,50 +27,47 @@ class ReadingBudget:
 
     def __init__(self, total: int, page: int) -> None:
         """Begin with all of it; so much counts for a page that is being read."""
-        self._free, self._page = total, min(page, total)
-        self._queue: deque[Reservation] = deque()
+        self.page = min(page, total)
+        self._free = total
+        self._queue = asyncio.Lock()
+        self._returned = asyncio.Event()
 
-    async def reserve_page(self) -> Reservation:
-        """Wait for a share with which a page may be read."""
-        asked = Reservation(self, self._page)
-        self._queue.append(asked)
-        self.grant(0)
-        try:
-            await asked.granted
-        except asyncio.CancelledError:
-            asked.release()
-            raise
-        return asked
+    async def reserve_page(self) -> None:
+        """Wait until a page may be read, behind those who asked before."""
+        async with self._queue:
+            while self._free < self.page:
+                self._returned.clear()
+                await self._returned.wait()
+            self._free -= self.page
 
-    def grant(self, returned: int) -> None:
-        """Give what was returned to those who wait, the first of them first."""
-        self._free += returned
-        while self._queue and self._queue[0].size <= self._free:
-            first = self._queue.popleft()
-            if not first.granted.done():
-                self._free -= first.size
-                first.granted.set_result(None)
+    def give_back(self, size: int) -> None:
+        """Let others have it."""
+        self._free += size
+        self._returned.set()
 
 
-class Reservation:
-    """A share of the budget."""
+class Share:
+    """What one reader holds of a budget; nothing at first."""
 
-    def __init__(self, budget: ReadingBudget, size: int) -> None:
+    def __init__(self, budget: ReadingBudget) -> None:
         self._budget = budget
-        self.size = size
-        self.granted: asyncio.Future[None] = asyncio.Future()
+        self._size = 0
 
-    def shrink(self, texts: Iterable[str]) -> None:
-        """Keep only what texts take up."""
-        # A cancelled one has nothing to return.
-        if self.granted.done() and not self.granted.cancelled():
-            kept = min(self.size, sum(map(sys.getsizeof, texts)))
-            self._budget.grant(self.size - kept)
-            self.size = kept
+    async def reserve(self) -> None:
+        """Wait until a page may be read."""
+        self.close()
+        await self._budget.reserve_page()
+        self._size = self._budget.page
 
-    def release(self) -> None:
-        """Return all of it."""
-        self.shrink(())
+    def shrink(self, size: int) -> None:
+        """Keep no more than what was read takes up."""
+        kept = min(self._size, size)
+        self._budget.give_back(self._size - kept)
+        self._size = kept
+
+    def close(self) -> None:
+        """Give all of it back."""
+        self.shrink(0)
 
 
 class HeldText(Response):
@@ -81,16 +75,12 @@ class HeldText(Response):
 
     media_type = "application/json"
 
-    def __init__(
-        self, text: str, seconds: float, held: Reservation | None = None
-    ) -> None:
+    def __init__(self, text: str, seconds: float, share: Share | None = None) -> None:
         """Wait for so long whenever the client takes nothing."""
         super().__init__(None, headers=problems.NO_STORE)
         self._text = text
-        self._held = held
+        self._share = share
         self._seconds = seconds
-        if held is not None:
-            held.shrink([text])
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,6 +98,6 @@ class HeldText(Response):
             logger.info("A client's answer ends. It did not read.")
         finally:
             self._text = ""
-            if self._held is not None:
-                self._held.release()
+            if self._share is not None:
+                self._share.close()
         await send({**body, "body": b""})

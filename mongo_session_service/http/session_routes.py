@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
     Mapping,
-    Sequence,
 )
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Depends, Query
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
@@ -21,6 +21,7 @@ from google.adk.agents.run_config import (  # type: ignore[attr-defined]
     StreamingMode,
 )
 from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.platform import time
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
@@ -35,18 +36,22 @@ from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
+    TrimmedError,
     session_not_found_error,
 )
+from mongo_session_service.feed.subscription import SessionSubscription
 from mongo_session_service.http import problems, shapes
 from mongo_session_service.http.change_stream import (
     ChangeStream,
-    Outlines,
-    Source,
+    Content,
+    Frames,
+    Page,
     StreamPlace,
-    open_content,
+    earlier_events,
+    outlines,
 )
 from mongo_session_service.http.permission import Action, Authorize, Permission
-from mongo_session_service.http.reading_budget import HeldText, ReadingBudget
+from mongo_session_service.http.reading_budget import HeldText, ReadingBudget, Share
 from mongo_session_service.http.request_checks import SessionRoute
 from mongo_session_service.http.shapes import AppName, SessionChange, SessionId, UserId
 from mongo_session_service.model.records import SessionKey, session_key
@@ -257,8 +262,8 @@ class SessionResources:
         shown: list[str] = []
         size, has_more, pace = 0, False, Pace()
         async with self.answer_in_time(), AsyncExitStack() as reading:
-            held = await self.budget.reserve_page()
-            reading.callback(held.release)
+            share = reading.enter_context(closing(Share(self.budget)))
+            await share.reserve()
             found = self.service.iter_events(
                 **key.id, **query.model_dump() | {"limit": query.limit + 1}
             )
@@ -273,8 +278,9 @@ class SessionResources:
                     size += len(shown[-1])
                     await pace.yield_to_loop()
             text = text_with_events({"has_more": has_more}, shown)
+            share.shrink(sys.getsizeof(text))
             reading.pop_all()
-        return HeldText(text, self.limits.http_unread_seconds, held)
+        return HeldText(text, self.limits.http_unread_seconds, share)
 
     async def update_session(self, key: Key, update: shapes.SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
@@ -343,11 +349,13 @@ class SessionResources:
         is a ``reason``.
         """
         place = StreamPlace.of_id(last_event_id)
-        async with self.answer_in_time():
-            actions = await self.permission.allowed_actions(request, key)
-            content = await open_content(self.service, key, query, place, self.budget)
         permit = partial(self.permission.require, request, key, "read")
-        return self.stream_of(*content, permit=permit, actions=actions)
+        async with self.answer_in_time(), AsyncExitStack() as opening:
+            actions = await self.permission.allowed_actions(request, key)
+            content = await self.open_content(key, query, place, opening)
+            return ChangeStream(
+                content, opening.pop_all(), permit, self.limits, actions
+            )
 
     async def stream_user(
         self,
@@ -379,21 +387,80 @@ class SessionResources:
 
         await permit()
         actions: list[Action] = []
+        content: list[Frames] = []
+        gone = None
         async with self.answer_in_time(), AsyncExitStack() as opening:
-            outlines = await self.open_outlines(scope, query, is_other, opening)
-            sources: list[Source] = [outlines]
             if key is not None:
                 actions = await self.permission.allowed_actions(request, key)
                 try:
-                    sources += await open_content(
-                        self.service, key, query, place, self.budget
-                    )
+                    content = await self.open_content(key, query, place, opening)
                 except SessionNotFoundError:
                     if place is None:
                         raise
-                    outlines.tell_deleted(key)
-            opening.pop_all()
-        return self.stream_of(*sources, permit=permit, actions=actions)
+                    await opening.aclose()
+                    gone = Change(kind="deleted", **key.id, time=time.get_time())
+            others = await self.open_outlines(scope, query, is_other, opening, gone)
+            return ChangeStream(
+                [others, *content], opening.pop_all(), permit, self.limits, actions
+            )
+
+    async def open_content(
+        self,
+        key: SessionKey,
+        start: shapes.StreamStart,
+        place: StreamPlace | None,
+        opening: AsyncExitStack,
+    ) -> list[Frames]:
+        """Open the stream of a session, and read what it begins with.
+
+        A client that comes back goes on after its place; if the session has not come to
+        it, it begins anew.
+        """
+        if start.history is not None and start.after_revision is not None:
+            raise InvalidInputError("Give history or after_revision, not both.")
+        after = start.after_revision if place is None else place.revision
+        before = start.before_revision
+        log_begins = 0
+        page = opening.enter_context(closing(Page(self.budget)))
+        await page.reserve()
+        while True:
+            from_start = start.history == "all" and after is None
+            partial_place = place.partial if place and start.partials else None
+            subscription = self.service.watch(
+                *key,
+                after_revision=log_begins if from_start else after,
+                max_bytes=self.limits.http_unread_bytes,
+                partials=start.partials,
+                after_partial=partial_place,
+            )
+            try:
+                await opening.enter_async_context(subscription)
+                break
+            except InvalidInputError as error:
+                if from_start and isinstance(error, TrimmedError):
+                    log_begins = error.log_begins
+                elif place is not None:
+                    place = after = None
+                else:
+                    raise
+        first = None
+        if from_start:
+            # After the subscription: if the session is recreated in between, the
+            # subscription delivers ``deleted``.
+            async with self.service.watch(*key) as changes:
+                first = await anext(changes)
+        subscription = cast("SessionSubscription", subscription)
+        content = Content(subscription, partial_place, page)
+        await content.begin(first)
+        if after is None:
+            before = (subscription.last_revision or 0) + 1
+        if start.history != "newest_first" or before is None:
+            return [content.frames()]
+        page = opening.enter_context(closing(Page(self.budget)))
+        return [
+            content.frames(),
+            earlier_events(subscription.earlier(before), page),
+        ]
 
     async def open_outlines(
         self,
@@ -401,7 +468,8 @@ class SessionResources:
         query: shapes.OutlineQuery,
         may_show: Callable[[SessionKey], Awaitable[bool]],
         opening: AsyncExitStack,
-    ) -> Outlines:
+        first: Change | None = None,
+    ) -> Frames:
         """Subscribe to those sessions of a scope that may be shown."""
 
         async def is_shown(change: Change) -> bool:
@@ -414,19 +482,8 @@ class SessionResources:
 
         size = self.limits.http_unread_bytes
         watching = self.service.watch(*scope, max_bytes=size, partials=query.partials)
-        return Outlines(await opening.enter_async_context(watching), is_shown)
-
-    def stream_of(
-        self,
-        *sources: Source,
-        permit: Callable[[], Awaitable[None]],
-        actions: Sequence[Action] = (),
-    ) -> ChangeStream:
-        """Make a stream; its headers name the actions that its reader may do."""
-        headers = {"Permitted-Actions": ", ".join(actions)} if actions else {}
-        return ChangeStream(
-            *sources, permit=permit, limits=self.limits, headers=headers
-        )
+        subscription = await opening.enter_async_context(watching)
+        return outlines(subscription, is_shown, first)
 
     async def find_rows(
         self,

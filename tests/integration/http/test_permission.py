@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from google.adk.events import Event
 from google.adk.sessions import Session
+from google.genai import types
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from support.http_paths import CHANGES, EVENTS, SESSION, USER, USER_CHANGES, app_of
@@ -112,6 +114,29 @@ async def test_an_open_stream_asks_again(
     assert [each.kind for each in told] == ["trouble"]
     reason = told[0].data["reason"]
     assert reason in {"You may not do this.", "Log in.", "See the server's log."}
+
+
+@pytest.mark.limits(http_heartbeat_seconds=0.001)
+async def test_an_event_that_is_being_sent_ends_in_the_middle(
+    service: MongoSessionService, session: Session
+) -> None:
+    """The rest of a large event does not follow once permission is withdrawn."""
+    large = Event(author="x", content=types.ModelContent("x" * 10_000_000))
+    await service.append_event(session, large)
+    asked = 0
+
+    async def authorize(_: Request, **__: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 10  # the event alone is sent in 300 pieces
+
+    async with (
+        serving(app_of(service, authorize=authorize)) as url,
+        Client(f"{url}{CHANGES}", history="all") as client,
+    ):
+        told = await client.rest()
+
+    assert [each.kind for each in told if each.kind != "trouble"] == ["snapshot"]
 
 
 @pytest.mark.parametrize("path", [SESSION, CHANGES])
