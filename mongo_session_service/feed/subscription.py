@@ -2,194 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import AsyncGenerator
+from typing import Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import decode_turn_progress
-from mongo_session_service.changes.record import (
-    ChangeRecord,
-    readable_change,
-    updated_record,
-)
 from mongo_session_service.changes.routing import Scope
-from mongo_session_service.codec import documents
-from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import oplog
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.snapshots import (
-    NO_TIME,
-    Query,
-    load_documents,
-    read_snapshot,
-)
+from mongo_session_service.driver.snapshots import NO_TIME
 from mongo_session_service.errors import (
     InvalidInputError,
     SlowSubscriberError,
-    StorageError,
     TrimmedError,
     session_not_found_error,
 )
 from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.heard_turns import HeardTurn, HeardTurns
 from mongo_session_service.feed.inbox import Inbox, Notification
-from mongo_session_service.model import scopes
-from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import Document, Marker, SessionKey
-from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions import event_log, queries
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A session at one point in time, and what a subscriber to it has missed."""
-
-    as_of: Timestamp
-    marker: Marker
-    missed: list[Change]
-    is_complete: bool
-    """Whether these are all; else they are a page of the session's events."""
-    log_begins: int
-    """The revision after which the session's log begins."""
-    past_epoch: int = 0
-    """The epoch of the latest turn that is over."""
-    said: Sequence[Change] = ()
-    """Changes that tell what the running turn has said and noted, and not stored."""
-    stored_ids: Sequence[str] = ()
-    """The ids of the events that it has stored."""
-
-
-async def load_view(
-    connection: Connection,
-    key: SessionKey,
-    after_revision: int | None,
-    not_before: Timestamp,
-    *,
-    with_partials: bool,
-) -> View | None:
-    """Load a session and what a subscriber has missed; None if it is not stored.
-
-    What follows a revision from before the session's log begins with a snapshot.
-    """
-    stored = {"_id": key.id, **queries.visible_filter(connection.clock.now())}
-    shared = queries.shared_state_queries(key.app_name, key.user_id)
-    found = await read_snapshot(
-        connection, Query("sessions", stored), *shared, not_before=not_before
-    )
-    heads = await found.documents()
-    session = next((it for it in heads if it["_id"] == key.id), None)
-    if session is None:
-        return None
-    documents.checked_key(session)
-    hooks, update_time = connection.hooks, session["update_time"]
-    begins = documents.log_begins(session)
-    if after_revision is None:
-        shared_state = documents.decode_shared_state(key, heads, hooks)
-        own = documents.decode_session_state(session, key, hooks)
-        snapshot = Change(
-            kind="snapshot",
-            **key.id,
-            revision=session["revision"],
-            state=scopes.merge(ScopedState(shared_state.app, shared_state.user, own)),
-            time=update_time,
-        )
-        missed, is_complete = [snapshot], True
-    else:
-        missed = []
-        if after_revision < begins:
-            missed = [await _snapshot_at_cut(connection, key, heads, found.as_of)]
-            after_revision = begins
-        following = queries.events_after(key, after_revision)
-        page = await event_log.read_page(connection, following, as_of=found.as_of)
-        missed += _appended_changes(key, page.events, hooks)
-        is_complete = page.is_last
-        if is_complete:
-            missed += _shared_state_changes(key, heads, hooks, update_time)
-            details = Details.from_document(session)
-            if "title" in session or details.labels:  # an empty title was removed
-                updated = updated_record(key, session, update_time, hooks)
-                missed.append(updated.change())
-    view = View(found.as_of, Marker.of(session), missed, is_complete, begins)
-    if with_partials and is_complete:
-        return await _with_turn(connection, key, session, view)
-    return view
-
-
-def _appended_changes(
-    key: SessionKey, events: Iterable[Document], hooks: Hooks
-) -> list[Change]:
-    records = (
-        ChangeRecord("appended", key, {"document": each}, hooks=hooks)
-        for each in events
-    )
-    return [each for each in map(readable_change, records) if each]
-
-
-async def _with_turn(
-    connection: Connection, key: SessionKey, session: dict[str, Any], view: View
-) -> View:
-    """Add to a view what the turn of the session has said."""
-    turn = session.get("turn") or {}
-    if "holder" not in turn:
-        return replace(view, past_epoch=turn.get("epoch", 0))
-    wanted = [Query("partials", queries.partials_of_turn(key, turn["epoch"]), order=1)]
-    if "first_revision" in turn:
-        own = queries.events_after(key, turn["first_revision"] - 1)
-        wanted.append(Query("events", own, fields=("event.id",)))
-    read = await load_documents(connection, *wanted, as_of=view.as_of)
-    stored_ids = [each["event"]["id"] for each in read if "n" not in each["_id"]]
-    stored = {*stored_ids}
-    items = [decode_turn_progress(each, connection.hooks) for each in read]
-    changes = [readable_change(each) for each in items if each]
-    said = [
-        each
-        for each in changes
-        if each and (each.event is None or each.event.id not in stored)
-    ]
-    past_epoch = turn["epoch"] - 1
-    return replace(view, past_epoch=past_epoch, said=said, stored_ids=stored_ids)
-
-
-async def _snapshot_at_cut(
-    connection: Connection,
-    key: SessionKey,
-    heads: list[dict[str, Any]],
-    as_of: Timestamp,
-) -> Change:
-    where = {"_id": key.event_id(0)}
-    page = await event_log.read_page(connection, where, as_of=as_of)
-    (beginning,) = page.events
-    content = {"document": beginning, "shared": heads}
-    return ChangeRecord("snapshot", key, content, hooks=connection.hooks).change()
-
-
-def _shared_state_changes(
-    key: SessionKey, stored: list[dict[str, Any]], hooks: Hooks, time: float
-) -> list[Change]:
-    """List state of the app and the user as changes that may have been missed."""
-    app_name, user_id, _ = key
-    try:
-        shared = documents.decode_shared_state(key, stored, hooks)
-    except StorageError as error:
-        logger.warning("A subscriber does not receive shared state. %s", error)
-        return []
-    app, user = ScopedState(app=shared.app), ScopedState(user=shared.user)
-    return [
-        Change(
-            kind="state", app_name=app_name, user_id=owner, state_delta=delta, time=time
-        )
-        for owner, part in ((None, app), (user_id, user))
-        if (delta := scopes.merge(part))
-    ]
+from mongo_session_service.feed.view import View, appended_changes, load_view
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions import event_log
 
 
 @public
@@ -237,7 +73,7 @@ class Subscription:
         self._has_begun = self._is_closed = False
 
     @property
-    def inbox(self) -> Inbox:
+    def _opened_inbox(self) -> Inbox:
         """The queue that the feed puts changes into."""
         if self._inbox is None:
             message = "Open a subscription with 'async with' before reading from it."
@@ -275,7 +111,7 @@ class Subscription:
 
     async def __anext__(self) -> Change:
         while change := (await self._next_notification()).change:
-            if self._turns is None or self._turns.is_news(change):
+            if self._turns is None or self._turns.note_if_news(change):
                 return change
         raise StopAsyncIteration
 
@@ -299,7 +135,7 @@ class Subscription:
 
     async def _next_notification(self) -> Notification:
         """Return the next notification that is later than the starting point."""
-        inbox = self.inbox
+        inbox = self._opened_inbox
         try:
             notification = await inbox.next_notification()
             while notification.cluster_time <= self._since:
@@ -353,7 +189,7 @@ class SessionSubscription(Subscription):
                 page = await anext(pages, None)
             if page is None:
                 return
-            yield _appended_changes(self._key, page, connection.hooks)
+            yield appended_changes(self._key, page, connection.hooks)
 
     @property
     def is_following(self) -> bool:
@@ -371,7 +207,7 @@ class SessionSubscription(Subscription):
                 return self._deliver(self._waiting.popleft())
             if self._is_gone:
                 break
-            if not self._is_following and self.inbox.has_feed_ended:
+            if not self._is_following and self._opened_inbox.has_feed_ended:
                 break  # by the service, which must not be reopened
             if self._is_following:
                 await self._queue_next()
@@ -385,7 +221,7 @@ class SessionSubscription(Subscription):
         if change is None:
             self._is_following = False
         elif change.kind in {"partial", "turn"}:
-            self._waiting += [change] if self._turn.is_news(change) else []
+            self._waiting += [change] if self._turn.note_if_news(change) else []
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
@@ -451,6 +287,6 @@ class SessionSubscription(Subscription):
         if view.is_complete:
             self._turn.note_over(view.past_epoch)
             self._turn.note_stored(view.stored_ids)
-            self._waiting.extend(filter(self._turn.is_news, view.said))
+            self._waiting.extend(filter(self._turn.note_if_news, view.said))
             self._since = view.as_of
             self._is_following = True
