@@ -82,12 +82,21 @@ class SessionPlan(NamedTuple):
         reason = self.reason
         if self.incoming.is_renamed:
             reason += "; its id is stored without its white space"
+        if self._is_redacted:
+            reason += "; the target's has redacted events, so it is never replaced"
         return Problem(session_text(self.incoming.header.key), reason)
 
     @property
     def may_replace(self) -> bool:
-        """Tell whether it may replace what differs: then it has its own id."""
-        return not self.incoming.is_renamed
+        """Tell whether it may replace what differs.
+
+        It may not if it has another one's id, or would bring back what was redacted.
+        """
+        return not (self.incoming.is_renamed or self._is_redacted)
+
+    @property
+    def _is_redacted(self) -> bool:
+        return self.found is not None and documents.REDACTIONS in self.found
 
     @property
     def is_lacking(self) -> bool:

@@ -148,10 +148,11 @@ class _Importer:
             # After a conflict in one part, the other parts are left alone, too.
             return planned.is_lacking and (self._replaces(planned) or not self.conflict)
         if self.policies.on_conflict == "fail":
+            replacing = "; to replace it, 'replace' instead" * planned.may_replace
             raise ConflictError(
                 f"The target holds something else: {planned.conflict}. It was left as"
-                f" it is. To continue without it: {_choice('on_conflict', 'skip')}; to"
-                " replace it, 'replace' instead."
+                f" it is. To continue without it: {_choice('on_conflict', 'skip')}"
+                f"{replacing}."
             )
         return self._replaces(planned)
 

@@ -157,6 +157,29 @@ async def test_a_session_without_events_is_told_by_its_creation(
     assert "created separately" in problems[0]
 
 
+async def test_what_was_redacted_does_not_return(
+    old: InMemorySessionService, service: MongoSessionService
+) -> None:
+    """A session with redacted events is left alone and named, also by a replacement."""
+    await moved(old, service)
+    before = await service.get_session(**IDS)
+    assert before is not None
+    ids = [before.events[4].id]
+    await service.redact_events(**IDS, event_ids=ids, state=True)
+    redacted = await service.get_session(**IDS)
+    await say(old, "in the old")
+
+    result, problems = await moved(old, service, REPLACE)
+
+    assert (result.skipped, result.unchanged, result.replaced) == (1, 4, 0)
+    assert problems[0].startswith("session 's1' of user 'ada' in app 'weather': ")
+    assert "event 5 is different; the target's has redacted events" in problems[0]
+    with pytest.raises(ConflictError) as stopped:
+        await moved(old, service)
+    assert "'replace' instead" not in str(stopped.value)
+    assert await service.get_session(**IDS) == redacted
+
+
 @pytest.mark.parametrize("policies", [FAIL, REPLACE])
 async def test_shared_state_that_changed_in_the_target_only_is_left_alone(
     old: InMemorySessionService, service: MongoSessionService, policies: Policies
