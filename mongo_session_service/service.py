@@ -751,7 +751,7 @@ class MongoSessionService(BaseSessionService):
     async def recover_turns(self, runner: Runner, *, resume: bool = False) -> None:
         """Seals the abandoned turns of the runner's app, until it is cancelled.
 
-        A turn is abandoned when its process has ended, or is cut off from MongoDB. The
+        A turn is abandoned when its process has ended, or is paused for long. The
         calls that it has left open are answered with an error, so that the session can
         go on; those that wait for a person stay open. The next turn of the session does
         so too. Any number of processes may call this.

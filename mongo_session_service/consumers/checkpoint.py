@@ -215,9 +215,10 @@ class Checkpoint:
         floor = {"$max": {"epoch": stored["epoch"]}}
         await connection.leases.update_one({"_id": self._name}, floor, upsert=True)
         self.lease.client_sessions = await self._client_sessions.ids()
-        self._replaces_dead |= await self.lease.end_dead_holder()
+        await self.lease.end_dead_holder()
         if await self.lease.acquire() is None:
             return False
+        self._replaces_dead |= self.lease.replaces_dead
         epoch = self.lease.epoch
         entered = await connection.with_default_codec(
             connection.checkpoints

@@ -1,19 +1,22 @@
-"""Clocks: the time on MongoDB's server, and the latest write that a service has seen.
+"""Clocks: the server's time, a service's latest write, how long MongoDB has answered.
 
-The first tells what has expired. The second is causal consistency: a secondary may lag.
-So a service remembers the latest time of the deployment's logical clock that it has
-seen, in a write of its own or in a change it has received, and makes the secondary wait
-until it has reached that time.
+The first tells what has expired, the last who may take over a lease that has. The
+latest write is causal consistency: a secondary may lag. So a service remembers the
+latest time of the deployment's logical clock that it has seen, in a write of its own or
+in a change it has received, and makes the secondary wait until it has reached that
+time.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -23,6 +26,9 @@ from mongo_session_service.model.limits import Limits
 
 Clock: TypeAlias = Mapping[str, Any]
 """A deployment's clock, as signed by a server."""
+
+_BREAK: Final = 1.5
+"""Seconds without an answer after which MongoDB may have been away meanwhile."""
 
 
 class LatestWrite:
@@ -112,3 +118,30 @@ class ServerClock:
         if self._ahead is None:
             return platform_time.get_time()
         return self._ahead + _boot_time()
+
+
+class Contact:
+    """Since when one primary has answered an event loop without a break.
+
+    Who asks nothing for a while does not know whether there was one.
+    """
+
+    def __init__(self, known_primary: Callable[[], object]) -> None:
+        self._known_primary = known_primary
+        self._primary: object = None
+        self._answered_at = self._begun_at = -math.inf
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask the primary in the block."""
+        asked_at = _boot_time()
+        yield
+        now, primary = _boot_time(), self._known_primary()
+        is_break = now - min(asked_at, self._answered_at) > _BREAK
+        if is_break or primary != self._primary:
+            self._begun_at = now
+        self._answered_at, self._primary = now, primary
+
+    def has_lasted(self, seconds: float) -> bool:
+        """Whether there was no break for so long before the last answer."""
+        return self._answered_at - self._begun_at >= seconds

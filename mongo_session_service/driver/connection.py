@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import pymongo
@@ -21,7 +22,12 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.driver import compat, replies, retries
-from mongo_session_service.driver.clocks import LatestWrite, SecondaryReads, ServerClock
+from mongo_session_service.driver.clocks import (
+    Contact,
+    LatestWrite,
+    SecondaryReads,
+    ServerClock,
+)
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.translation import LoginLostError
@@ -58,6 +64,7 @@ class Connection:
         self.clock = clock or ServerClock()
         self.hooks = hooks
         self.driver = Driver.detect(client)
+        self.contact = Contact(partial(self.driver.known_primary, client))
         self.prefix = prefix
         self.has_transactions = transactions
         preference = client.read_preference

@@ -11,6 +11,10 @@ these fields:
   With the holder are the ids of the client sessions in which it runs transactions.
 
 All times are the server's. Clocks of clients decide nothing.
+
+While MongoDB is away, nobody can renew a lease, and all of them expire. So whoever
+finds one expired watches it until MongoDB has answered for half of ``lease_seconds``
+without a break: a holder that is alive has renewed it by then.
 """
 
 from __future__ import annotations
@@ -88,6 +92,8 @@ class Lease:
         """When it was renewed last, on this machine's monotonic clock."""
         self.is_lost = False
         """Whether another claimant is known to hold it."""
+        self.replaces_dead = False
+        """Whether the holder before has not released it."""
         self.client_sessions: list[Document] = []
         """Their ids."""
         self._loop = running_loop()
@@ -106,15 +112,16 @@ class Lease:
     ) -> Document | None:
         """Acquire the lease if it is free, and its document is as ``where`` says.
 
-        Returns the lease as it is then. The server waits for a locked document for
-        ``limit`` seconds. The fields ``forget``, about who had it before, go. A
-        cancellation waits for the outcome, which ``epoch`` tells. Without an answer
-        before the lease could have expired, it raises ``NetworkTimeout``.
+        Returns the lease as it is then. One that has expired may be watched first. The
+        server waits for a locked document for ``limit`` seconds. The fields ``forget``,
+        about who had it before, go. A cancellation waits for the outcome, which
+        ``epoch`` tells. Without an answer before the lease could have expired, it
+        raises ``NetworkTimeout``.
         """
         seconds = self.connection.limits.lease_seconds
         path = self.path
         is_free = [
-            {"$expr": lease_is_free(self.connection, path)},
+            {f"{path}holder": None},
             # The answer to an earlier attempt was lost.
             {f"{path}holder.token": self.token},
         ]
@@ -132,16 +139,28 @@ class Lease:
         is_mock = self.connection.driver is Driver.MOCK
         options = {} if is_mock else {"maxTimeMS": limit_ms}
 
-        async def acquire() -> Document | None:
+        async def take(free: Document) -> Document | None:
             self.renewed_at = time.monotonic()
-            free = {"_id": self.id, **(where or {}), "$or": is_free}
-            updating = self._update_lease(free, change, **options)
-            found = await self.write_past_dead_holder(updating)
+            free = {"_id": self.id, **(where or {}), **free}
+            with self.connection.contact.asking():
+                updating = self._update_lease(free, change, **options)
+                found = await asyncio.wait_for(
+                    self.write_past_dead_holder(updating), seconds + 1
+                )
             self.epoch = found["epoch"] if found else 0
             return found
 
+        async def acquire() -> Document | None:
+            found = await take({"$or": is_free})
+            self.replaces_dead = found is None
+            if found is None:
+                watching = self._watch_expired()
+                if dead := await asyncio.wait_for(watching, seconds + 1):
+                    found = await take(_as_seen(dead, path))
+            return found
+
         try:
-            return await uninterrupted(asyncio.wait_for(acquire(), seconds + 1))
+            return await uninterrupted(acquire())
         except ExecutionTimeout:  # another writer's transaction has locked the document
             return None
         except TimeoutError:
@@ -181,30 +200,45 @@ class Lease:
             with SwallowedCancellation(), suppress(PyMongoError):
                 await self.end_dead_holder()
 
-    async def end_dead_holder(self) -> bool:
-        """Kill the client sessions of a holder that no longer renews; False if none."""
-        connection, path = self.connection, self.path
+    async def end_dead_holder(self) -> None:
+        """Kill the client sessions of a holder that no longer renews."""
+        connection = self.connection
         if not connection.has_transactions:
-            return False
-        others = {f"{path}holder.token": {"$nin": [None, self.token]}}
-        dead = {
-            "_id": self.id,
-            **others,
-            "$expr": renewed_at_condition(connection, "$lt", path),
-        }
-        collection = connection.with_default_codec(connection.database[self.collection])
-        found = await retry_soon(collection.find_one, dead, {f"{path}holder": 1})
-        if found is None:
-            return False
-        holder = (found["turn"] if path else found)["holder"]
+            return
+        dead = await self._watch_expired()
+        if dead is None:
+            return
         left = [
             each
-            for each in holder.get("client_sessions", ())
+            for each in dead["holder"].get("client_sessions", ())
             if each not in self.client_sessions
         ]
         if left:
             await kill_client_sessions(connection.client, left)
-        return True
+
+    async def _watch_expired(self) -> Document | None:
+        """The lease if another's has expired, and would be renewed by now."""
+        enough = self.connection.limits.lease_seconds / 2
+        while expired := await self._load_expired():
+            if self.connection.contact.has_lasted(enough):
+                break
+            await asyncio.sleep(enough / 10)
+        return expired
+
+    async def _load_expired(self) -> Document | None:
+        """The lease if another's has expired."""
+        connection, path = self.connection, self.path
+        expired = {
+            "_id": self.id,
+            f"{path}holder.token": {"$nin": [None, self.token]},
+            "$expr": renewed_at_condition(connection, "$lt", path),
+        }
+        fields = {f"{path}holder": 1, f"{path}renewed_at": 1}
+        collection = connection.with_default_codec(connection.database[self.collection])
+        with connection.contact.asking():
+            found = await retry_soon(collection.find_one, expired, fields)
+        lease: Document | None = found["turn"] if found and path else found
+        return lease
 
     async def _update_lease(
         self, where: Document, change: Document, **options: Any
@@ -231,6 +265,16 @@ class Lease:
         else:
             found = await write()
         return found[field] if found and field else found
+
+
+def _as_seen(lease: Document, path: str) -> Document:
+    """The filter of a lease that was not renewed since it was read."""
+    # A mock keeps microseconds, and does not return them.
+    later = lease.get("renewed_at", _NEVER) + timedelta(milliseconds=1)
+    return {
+        f"{path}holder.token": lease["holder"]["token"],
+        f"{path}renewed_at": {"$not": {"$gte": later}},
+    }
 
 
 def lease_is_free(connection: Connection, path: str = "") -> Document:

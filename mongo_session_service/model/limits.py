@@ -58,7 +58,7 @@ class Limits:
     cancelled."""
     cancel_seconds: float = 5.0
     """Seconds in which its task has to end then; later it can store nothing."""
-    recovery_seconds: float = 5.0
+    recovery_seconds: float = 1.0
     """Seconds between looks for abandoned turns."""
     secondary_seconds: float = 5.0
     """Seconds a secondary has for a read, before the primary is asked instead."""

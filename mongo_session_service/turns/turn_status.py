@@ -92,8 +92,11 @@ async def find_turns(
     now = connection.clock.now()
     where = turns_filter(app_name, user_id, status, now)
     fields = {"turn": 1, "is_free": lease_is_free(connection, "turn.")}
-    pipeline = [{"$match": where}, {"$project": fields}]
-    found = await connection.aggregate(connection.sessions, pipeline)
+    pipeline: list[Document] = [{"$match": where}, {"$project": fields}]
+    if status == "abandoned":
+        pipeline.append({"$match": {"is_free": True}})
+    with connection.contact.asking():  # who looks often may take a turn over at once
+        found = await connection.aggregate(connection.sessions, pipeline)
     turns = [_turn_info(each) for each in found]
     return sorted(each for each in turns if status in {None, each.status})
 

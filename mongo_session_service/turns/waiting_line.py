@@ -108,7 +108,9 @@ async def load_turn_states(
         ids = connection.routed({"_id": {"$in": [each.id for each in some]}})
         wanted = {**ids, **queries.visible_filter(now)}
         pipeline: list[Document] = [{"$match": wanted}, {"$project": fields}]
-        for each in await connection.aggregate(connection.sessions, pipeline):
+        with connection.contact.asking():
+            found = await connection.aggregate(connection.sessions, pipeline)
+        for each in found:
             turn = TurnStatus(each["create_time"], each["is_free"])
             turns[SessionKey(**each["_id"])] = turn
     return turns

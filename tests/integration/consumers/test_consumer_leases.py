@@ -20,6 +20,8 @@ from mongo_session_service import (
 )
 from mongo_session_service.driver import lease
 
+stalls = pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=2.0)
+
 
 def expire(admin: MongoClient, database: str) -> None:
     """Make the lease look as if its reader had stalled."""
@@ -54,6 +56,7 @@ async def test_a_second_reader_waits_for_the_first(
     await second.close()
 
 
+@stalls
 async def test_who_was_overtaken_can_commit_nothing(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
@@ -70,6 +73,7 @@ async def test_who_was_overtaken_can_commit_nothing(
         assert told(await take(third, 1)) == [("s", 2)]
 
 
+@stalls
 async def test_who_was_overtaken_is_told_so(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
@@ -83,6 +87,7 @@ async def test_who_was_overtaken_is_told_so(
     await second.close()
 
 
+@stalls
 async def test_who_was_overtaken_can_finish_no_transaction(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:

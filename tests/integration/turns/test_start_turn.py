@@ -307,7 +307,7 @@ async def test_the_next_turn_seals_an_abandoned_one(
         assert [it.error_code for it in session.events].count(SEALED) == 1
 
 
-@pytest.mark.limits(recovery_seconds=0.05)
+@pytest.mark.limits(recovery_seconds=0.05, lease_seconds=1.0, lease_renewal_seconds=0.2)
 async def test_abandoned_turns_are_recovered_and_resumed_once(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:

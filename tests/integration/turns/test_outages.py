@@ -1,0 +1,147 @@
+"""MongoDB is away for longer than a lease: nobody could renew what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.events import Event
+from google.adk.runners import Runner
+from support.consumers import take
+from support.one_session import IDS, authors, read
+from support.scripted_model import said
+from support.spoken_model import SpokenModel
+
+from mongo_session_service import LeaseLostError, MongoSessionService
+from mongo_session_service.driver import clocks, lease
+from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.model.limits import Limits
+
+LIMITS = Limits(
+    lease_seconds=2.0,
+    lease_renewal_seconds=0.2,
+    recovery_seconds=0.05,
+    consumer_poll_seconds=0.05,
+)
+AWAY = LIMITS.lease_seconds + 0.2
+
+
+@pytest.fixture
+def replica_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedReplicaSet]:
+    """MongoDB, of which an outage is noticed that lasts as long as these leases."""
+    monkeypatch.setattr(clocks, "_BREAK", 0.5)
+    with EmbeddedReplicaSet() as replica_set:
+        yield replica_set
+
+
+async def freeze(replica_set: EmbeddedReplicaSet) -> None:
+    """Have MongoDB not answer for longer than a lease."""
+    (pid,) = replica_set.pids
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(AWAY)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def runner_of(service: MongoSessionService, model: SpokenModel) -> Runner:
+    """A runner of one agent."""
+    agent = LlmAgent(name="agent", model=model)
+    return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+
+
+async def test_a_living_process_keeps_its_turns_and_consumers(
+    replica_set: EmbeddedReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if all who want them ask before it has renewed them."""
+    may_renew, seen = threading.Event(), set[str]()
+    renew, load_expired = lease._renew_due, lease.Lease._load_expired  # noqa: SLF001
+
+    def renew_when_others_have_looked(*arguments: Any) -> None:
+        may_renew.wait(60)
+        renew(*arguments)
+
+    async def look(self: lease.Lease) -> Any:
+        found = await load_expired(self)
+        if found is not None:
+            seen.add(self.collection)
+        if seen == {"sessions", "leases"}:
+            may_renew.set()
+        return found
+
+    monkeypatch.setattr(lease.Lease, "_load_expired", look)
+    async with (
+        MongoSessionService(replica_set.uri, _limits=LIMITS) as holder,
+        MongoSessionService(replica_set.uri, _limits=LIMITS) as other,
+    ):
+        await holder.create_session(**IDS)
+        model = SpokenModel()
+        running = await holder.start_turn(
+            runner_of(holder, model),
+            user_id=IDS["user_id"],
+            session_id=IDS["session_id"],
+            new_message=said("well?"),
+        )
+        reader = holder.consumer("c")
+        await take(reader, 1)
+
+        async def append_in_turn() -> None:
+            async with other.turn(**IDS) as session:
+                await other.append_event(session, Event(author="waiter"))
+
+        waiting = asyncio.create_task(append_in_turn())
+        standing_by = asyncio.create_task(take(other.consumer("c"), 1))
+        recovering = [
+            asyncio.create_task(each.recover_turns(runner_of(each, model)))
+            for each in (holder, other)
+        ]
+        monkeypatch.setattr(lease, "_renew_due", renew_when_others_have_looked)
+        await freeze(replica_set)
+        await asyncio.to_thread(may_renew.wait)
+        model.say("fine")
+        model.end_answer()
+        (answer,) = await running.result()
+        await reader.commit()
+        assert not standing_by.done()
+        await reader.close()
+        await standing_by
+        await waiting
+        assert not any(each.done() for each in recovering)
+        for each in recovering:
+            each.cancel()
+        stored = await read(holder)
+    assert authors(stored) == ["user", "agent", "waiter"]
+    assert stored.events[1].id == answer.id
+
+
+async def test_a_dead_turn_is_recovered_after_an_outage(
+    replica_set: EmbeddedReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once MongoDB has answered for half a lease's time."""
+    async with (
+        MongoSessionService(replica_set.uri, _limits=LIMITS) as holder,
+        MongoSessionService(replica_set.uri, _limits=LIMITS) as other,
+    ):
+        await holder.create_session(**IDS)
+        monkeypatch.setattr(lease, "_renew_due", lambda *_: None)
+        async with holder.turn(**IDS) as session:
+            await holder.append_event(session, Event(author="dead"))
+            runner = runner_of(other, SpokenModel())
+            recovering = asyncio.create_task(other.recover_turns(runner))
+            await freeze(replica_set)
+            back = time.monotonic()
+            async with asyncio.timeout(LIMITS.lease_seconds + 2):
+                while await other.find_turns():
+                    assert not recovering.done()
+            assert time.monotonic() - back > LIMITS.lease_seconds / 2
+            recovering.cancel()
+            with pytest.raises(LeaseLostError):
+                await holder.append_event(session, Event(author="late"))
