@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -119,10 +119,6 @@ class ConnectionCall:
         await self._call.__aexit__(exc_type, exc, traceback)
 
 
-Opener = Callable[[], AbstractAsyncContextManager[Backend]]
-"""Gives the running loop's backend to a feed or a consumer."""
-
-
 class Backends:
     """The backends of one service: one per event loop, opened on first use."""
 
@@ -173,6 +169,11 @@ class Backends:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+    @property
+    def owns_clients(self) -> bool:
+        """Whether it opens clients, one per event loop, rather than borrow one."""
+        return self._uri is not None
 
     @property
     def limits(self) -> Limits:

@@ -216,8 +216,7 @@ class MongoSessionService(BaseSessionService):
         self._limits = limits
         limit = _check_bytes("read_cache_bytes", read_cache_bytes)
         self._backends = Backends(uri, client, settings, limit)
-        closer = None if uri is None else self._backends.close_here
-        self._feed = Feed(self._backends.call, closer, limits)
+        self._feed = Feed(self._backends)
         self._lease_renewer = LeaseRenewer()
         self._turns = Turns(self._backends, self._lease_renewer, self.database_name)
         self._running_turns = RunningTurns(self._backends)
@@ -1500,7 +1499,7 @@ class MongoSessionService(BaseSessionService):
         )
         validation.check_flag("updates", updates)
         settings = ConsumerSettings(name, app_name, start, on_history_lost, updates)
-        consumer = Consumer(self._backends.call, settings, self._lease_renewer)
+        consumer = Consumer(self._backends, settings, self._lease_renewer)
         self._consumers.add(consumer)
         return consumer
 

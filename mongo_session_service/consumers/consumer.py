@@ -10,7 +10,7 @@ from functools import partial
 from typing import Self
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Opener
+from mongo_session_service.backend import Backends
 from mongo_session_service.changes.change import Change
 from mongo_session_service.consumers import dead_letters
 from mongo_session_service.consumers.dead_letters import DeadLetter
@@ -69,10 +69,10 @@ class Consumer:
     """
 
     def __init__(
-        self, opener: Opener, settings: ConsumerSettings, renewer: LeaseRenewer
+        self, backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
     ) -> None:
         self.name = settings.name
-        self._opener = opener
+        self._backends = backends
         self._settings = settings
         self._renewer = renewer
         self._reader: LeasedReader | None = None
@@ -89,7 +89,7 @@ class Consumer:
 
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
-            async with self._opener() as opened:
+            async with self._backends.call() as opened:
                 await begin_now(opened.connection, self._settings)
         return self
 
@@ -257,7 +257,7 @@ class Consumer:
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
-        async with self._opener() as opened:
+        async with self._backends.call() as opened:
             found = dead_letters.load_dead_letters(opened.connection, self.name)
             async for letter in found:
                 yield letter
@@ -280,7 +280,7 @@ class Consumer:
         """
         check_flag("transactional", transactional)
         check_handler(handler, transactional=transactional)
-        async with self._opener() as opened:
+        async with self._backends.call() as opened:
             return await dead_letters.replay_dead_letters(
                 opened.connection, self.name, handler, transactional=transactional
             )
@@ -294,13 +294,15 @@ class Consumer:
             self._loop = running_loop()
             self._has_uncommitted = False
             # It holds no reference to the consumer, which may be collected meanwhile.
-            begin = partial(_begin_reading, self._opener, self._settings, self._renewer)
+            begin = partial(
+                _begin_reading, self._backends, self._settings, self._renewer
+            )
             self._reader = await self._starting.await_result(begin) or self._reader
         return self._reader
 
 
 async def _begin_reading(
-    opener: Opener, settings: ConsumerSettings, renewer: LeaseRenewer
+    backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
 ) -> LeasedReader:
-    async with opener() as opened:
+    async with backends.call() as opened:
         return await LeasedReader.acquire_name(opened.connection, settings, renewer)

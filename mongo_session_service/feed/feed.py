@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final
@@ -19,7 +18,7 @@ from weakref import WeakSet
 from bson.timestamp import Timestamp
 
 from mongo_session_service.backend import (
-    Opener,
+    Backends,
     forget_closed_loops,
     keep_until_loop_ends,
 )
@@ -28,7 +27,6 @@ from mongo_session_service.driver.tasks import running_loop
 from mongo_session_service.feed.inbox import Inbox, Waker
 from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
-from mongo_session_service.model.limits import Limits
 
 THREAD_NAME: Final = "mongo-session-service-feed"
 
@@ -41,19 +39,8 @@ _Runner = threading.Thread | asyncio.Task[None]
 class Feed:
     """Serves subscriptions from one change stream; starts with the first of them."""
 
-    def __init__(
-        self,
-        opener: Opener,
-        closer: Callable[[], Awaitable[None]] | None,
-        limits: Limits,
-    ) -> None:
-        """The opener gives the running event loop's backend; the closer closes it.
-
-        There is no closer if the client cannot be used in a thread of the feed's own.
-        """
-        self.opener = opener
-        self._closer = closer
-        self._limits = limits
+    def __init__(self, backends: Backends) -> None:
+        self.backends = backends
         self._reset()
 
     def _reset(self) -> None:
@@ -65,11 +52,10 @@ class Feed:
         self.counters = Counters()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("opener", "_closer", "_limits")
-        return {name: getattr(self, name) for name in names}
+        return {"backends": self.backends}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.backends = state["backends"]
         self._reset()
 
     async def open_inbox(
@@ -84,7 +70,7 @@ class Feed:
         inbox = Inbox(
             scope,
             waker,
-            self._limits.inbox_changes,
+            self.backends.limits.inbox_changes,
             max_bytes,
             wants_partials=wants_partials,
         )
@@ -93,7 +79,7 @@ class Feed:
             while entered is None:
                 reader = self._current_reader()
                 entered = reader.admit_inbox(inbox)
-            if self._closer is not None:
+            if self.backends.owns_clients:
                 await _end_reader_with_loops(reader)
             return inbox, await asyncio.wrap_future(entered)
         except BaseException:
@@ -137,20 +123,18 @@ class Feed:
     def _current_reader(self) -> Reader:
         with self._lock:
             if self._reader is None or self._reader.has_ended:
-                reader = Reader(self.opener, self.counters)
-                runner = _start_runner(reader, self._closer)
+                reader = Reader(self.backends, self.counters)
+                runner = _start_runner(reader, self.backends)
                 self._runners = [*filter(_is_running, self._runners), runner]
                 self._reader = reader
             return self._reader
 
 
-def _start_runner(
-    reader: Reader, closer: Callable[[], Awaitable[None]] | None
-) -> _Runner:
-    if closer is None:
+def _start_runner(reader: Reader, backends: Backends) -> _Runner:
+    if not backends.owns_clients:  # a borrowed one stays in its event loop
         return asyncio.create_task(reader.run_feed(), context=Context())
     thread = threading.Thread(
-        target=_run_thread, args=[reader, closer], name=THREAD_NAME
+        target=_run_thread, args=[reader, backends], name=THREAD_NAME
     )
     thread.daemon = True
     reader.thread = thread
@@ -190,13 +174,13 @@ def _is_running(runner: _Runner) -> bool:
     return not runner.done() and runner.get_loop().is_running()
 
 
-def _run_thread(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
+def _run_thread(reader: Reader, backends: Backends) -> None:
     async def run_and_close() -> None:
         try:
             # Its own task, since a late cancellation must not interrupt the closing.
             await asyncio.create_task(reader.run_feed())
         finally:
-            await closer()
+            await backends.close_here()
 
     try:
         asyncio.run(run_and_close())

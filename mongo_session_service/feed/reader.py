@@ -17,7 +17,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from mongo_session_service import errors
-from mongo_session_service.backend import Backend, Opener
+from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.changes.stream import Stream
@@ -43,8 +43,8 @@ class Reader:
     Everything but ``run_feed()`` can be called from any thread.
     """
 
-    def __init__(self, opener: Opener, counters: Counters) -> None:
-        self._opener = opener
+    def __init__(self, backends: Backends, counters: Counters) -> None:
+        self._backends = backends
         self._counters = counters
         self._inboxes = Inboxes(counters)
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class Reader:
     async def _run(self) -> None:
         if self.has_ended:
             return
-        async with self._opener() as opened:
+        async with self._backends.call() as opened:
             oplog.check_watchable(opened.connection)
             self._partials.connection = opened.connection
             try:

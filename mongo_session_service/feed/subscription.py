@@ -117,7 +117,7 @@ class Subscription:
 
     async def _begin(self) -> None:
         await self._open_inbox()
-        async with self._feed.opener() as backend:
+        async with self._feed.backends.call() as backend:
             connection = backend.connection
             self._since = await connection.retry(oplog.latest_time, connection)
 
@@ -181,7 +181,7 @@ class SessionSubscription(Subscription):
         wanted = event_log.LogRange(before=before_revision, newest_first=True)
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
-            async with self._feed.opener() as backend:
+            async with self._feed.backends.call() as backend:
                 connection, created = backend.connection, self._create_time
                 pages = pages or event_log.read_log(
                     connection, self._key, wanted, created=created
@@ -248,7 +248,7 @@ class SessionSubscription(Subscription):
         """Queue what was missed, and follow if that is complete."""
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox()
-        async with self._feed.opener() as backend:
+        async with self._feed.backends.call() as backend:
             connection = backend.connection
             view = await connection.retry(
                 load_view,
