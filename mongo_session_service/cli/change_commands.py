@@ -231,7 +231,7 @@ async def redact(
 
     Texts, arguments, responses, files and values that were set are gone then; ids,
     authors, times and the names of functions stay. Backups and exports are not
-    reached, forks only with --forks. `show --json` has the ids of events.
+    reached, forks only with --forks. `show -v` has the ids of events.
 
     \b
     Example:

@@ -228,7 +228,8 @@ async def show(
     """Shows a session: its details, its conversation, and its state.
 
     Credentials are left out. What an application seals with before_store is shown as
-    sealed. With --json the first line is the session, and each other line an event.
+    sealed. With -v the ids of events are shown, too. With --json the first line is the
+    session, and each other line an event.
 
     \b
     Example:
@@ -372,6 +373,7 @@ def _event_heading(stored: LoggedEvent, author: str) -> Text:
         (f"r{stored.revision:<4} ", styles.FAINT),
         (when, styles.FAINT),
         (printable(author), "bold"),
+        (f"  {printable(stored.id)}" * terminal.has_flag("verbose"), styles.FAINT),
     )
 
 

@@ -238,13 +238,14 @@ def test_only_the_latest_events_are_shown_if_so_wanted(
     at: tuple[str, ...], conversation: tuple[str, ...]
 ) -> None:
     """With --events only so many are, in text and JSON; what is left out is counted."""
-    one = call("show", *conversation, "--events", "1", *at).stdout
+    one = call("show", *conversation, "--events", "1", "-v", *at).stdout
     none = call("show", *conversation, "--events", "0", *at).stdout
     lines = call("show", *conversation, "--events", "2", "--json", *at).stdout
     session, *events = map(json.loads, lines.splitlines())
 
     assert "(3 earlier events)" in one
     assert "Yes." in one
+    assert events[1]["event"]["id"] in one
     assert "get_weather" not in one
     assert "Yes." not in none
     assert "State of the session" in none
