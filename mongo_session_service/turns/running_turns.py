@@ -23,7 +23,12 @@ from mongo_session_service.driver.tasks import (
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.errors import MongoSessionServiceError, quoted
+from mongo_session_service.errors import (
+    LeaseLostError,
+    MongoSessionServiceError,
+    quoted,
+    turn_lost_error,
+)
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnPhase
 from mongo_session_service.telemetry import TurnSpan
@@ -99,6 +104,8 @@ class RunningTurn:
         self._wanted = asyncio.Semaphore(0)
         self._has_begun = asyncio.Event()
         self._is_stopped = asyncio.Event()
+        self._loss: LeaseLostError | None = None
+        """Raised to its readers if another caller has taken the turn over."""
         self._aborts = asyncio.Event()
         """ADK's signal."""
         self._events: list[Event] = []
@@ -178,6 +185,12 @@ class RunningTurn:
             self.turn.stop_reason = reason
             self._is_stopped.set()
 
+    def end_if_lost(self) -> None:
+        """Have it end soon if another caller has taken the turn over."""
+        if self.turn.is_lost and not self._is_stopped.is_set():
+            self._loss = turn_lost_error(self.turn.key.session_id)
+            self._is_stopped.set()
+
     async def stop(self, reason: str | None = None) -> None:
         """Stop the agent, and return when the turn has ended; idempotent.
 
@@ -215,6 +228,8 @@ class RunningTurn:
         finally:
             if self._partials is not None:
                 self._note_status()
+        if self._loss is not None:
+            raise self._loss
         if self.turn.error_type is not None:
             running.result()
 
@@ -228,7 +243,8 @@ class RunningTurn:
         try:
             await _wait_for_either(running, self._is_stopped)
             if not running.done():
-                self._note_status("stopping")
+                if self._loss is None:
+                    self._note_status("stopping")
                 await self._end_agent(running)
         finally:  # also when the event loop ends, which cancels all tasks
             running.cancel()
@@ -294,10 +310,10 @@ class RunningTurn:
     async def _seal_log(self, running: asyncio.Task[None]) -> None:
         """Answer the calls that are still open, and note how the turn has ended."""
         turn = self.turn
-        error = (
-            None if running.cancelled() or not running.done() else running.exception()
-        )
-        is_stopped = self._is_stopped.is_set()
+        error: BaseException | None = self._loss
+        if error is None and running.done() and not running.cancelled():
+            error = running.exception()
+        is_stopped = self._is_stopped.is_set() and self._loss is None
         if error is not None and not is_stopped:
             turn.error_type = type(error).__qualname__
             logger.warning(
@@ -405,5 +421,6 @@ class RunningTurns:
                     epoch, reason = stops.get(each.turn.key, (0, None))
                     if epoch == each.epoch:
                         each.request_stop(reason)
+                    each.end_if_lost()
             await asyncio.sleep(pause)
             here.turns = {each for each in here.turns if not each.is_done}

@@ -128,6 +128,11 @@ class Turn:
         return self._lease.epoch
 
     @property
+    def is_lost(self) -> bool:
+        """Whether a renewal has shown that another caller has taken it over."""
+        return self._lease.is_lost
+
+    @property
     def limits(self) -> Limits:
         """The limits of the service."""
         return self._lease.connection.limits

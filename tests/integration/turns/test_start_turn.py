@@ -282,6 +282,27 @@ async def test_what_ignores_its_stop_can_store_nothing(
     assert any("ignores that it was stopped" in it.message for it in caplog.records)
 
 
+@pytest.mark.limits(lease_renewal_seconds=0.1)
+async def test_a_turn_that_was_taken_over_ends(
+    service: MongoSessionService,
+    second: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its model is not paid for what nobody can store."""
+    await service.create_session(**IDS)
+    model = SilentModel()
+    running = await start(service, runner_of(service, model))
+    await model.fell_silent()
+    admin[database].sessions.update_one({}, {"$unset": {"turn.holder": ""}})
+    async with second.turn(**IDS) as session:
+        with pytest.raises(LeaseLostError, match="was taken over"):
+            await running.result()
+        assert session.events == (await read(service)).events
+    assert "has failed with LeaseLostError" in caplog.text
+
+
 @pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
 async def test_the_next_turn_seals_an_abandoned_one(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
