@@ -323,3 +323,5 @@ async def test_an_export_is_imported_sealed(
 
     assert [each.returncode for each in done] == [0, 0, 0]
     assert list(clear_text(admin, [database], since)) == []
+    notes = admin[database].copy_imports.find()
+    assert [each["digest"] for each in notes] == [None, None]
