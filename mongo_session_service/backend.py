@@ -353,12 +353,12 @@ async def _finish_writes(entry: Backend) -> None:
 async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:
     """Close a client in its own loop, which may be ending: then its keeper does it."""
 
-    async def close() -> None:
+    async def close_in_own_loop() -> None:
         await _finish_writes(entry)
         if entry.keeper is not None:
             await entry.connection.client.close()
 
-    closing = close()
+    closing = close_in_own_loop()
     try:
         done = asyncio.run_coroutine_threadsafe(closing, loop)
     except RuntimeError:  # the loop was closed just now

@@ -270,7 +270,7 @@ class MongoSessionService(BaseSessionService):
         await self._running_turns.stop_all(grace)
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
-        self._turns.close()
+        self._turns.fail_waiters()
         await self._feed.close()
         await self._backends.close()
         await self._lease_renewer.end_thread()

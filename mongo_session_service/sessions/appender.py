@@ -205,6 +205,7 @@ class _RebasingAppend:
             await _pause()
 
     async def _write_late(self) -> Appended:
+        """Store the event behind those of others, once these leave it a place."""
         appender, append, event = self.appender, self.append, self.event
         lock = appender.locks.setdefault(append.key, asyncio.Lock())
         async with AsyncExitStack() as held:

@@ -77,7 +77,7 @@ class Turns:
                     raise turn_stopped_error(key.session_id)
         return None
 
-    def line_here(self, backend: Backend) -> WaitingLine:
+    def line_of_running_loop(self, backend: Backend) -> WaitingLine:
         """Return the waiting line of the running event loop."""
         loop = running_loop()
         if loop not in self._lines:
@@ -91,8 +91,8 @@ class Turns:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(line.look)
 
-    def close(self) -> None:
-        """End the waiting for turns: the service is closed."""
+    def fail_waiters(self) -> None:
+        """Have all who wait for turns fail: the service is closed."""
         lines, self._lines = self._lines, {}
         for loop, line in lines.items():
             with suppress(RuntimeError):  # the loop is closed
@@ -182,7 +182,7 @@ class Turn:
                     connection, connection.sessions.name, self.key.id, "turn."
                 )
                 self._client_sessions = backend.client_sessions
-                self._line = self.turns.line_here(backend)
+                self._line = self.turns.line_of_running_loop(backend)
                 try:
                     session = await self._begin_turn(backend)
                 except BaseException:
