@@ -37,7 +37,7 @@ with suppress(ImportError):
 
     _ON_MONGODB = (MongoDbMemoryService,)
 
-_PAGE: Final = 64
+_EVENTS_PER_PAGE: Final = 64
 """Events read at once: few turns have more, with what is between them."""
 
 _GAP: Final = 32
@@ -178,7 +178,9 @@ class _SessionLog:
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
         as_of = await self._connection.retry(oplog.latest_time, self._connection)
-        wanted = LogRange(before=revision + 1, newest_first=True, page_events=_PAGE)
+        wanted = LogRange(
+            before=revision + 1, newest_first=True, page_events=_EVENTS_PER_PAGE
+        )
         is_first = True
         with suppress(SessionNotFoundError):
             async for page in read_log(self._connection, self.key, wanted, as_of=as_of):
@@ -190,7 +192,7 @@ class _SessionLog:
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """Yield all events with their revisions, if the session is stored."""
-        wanted = LogRange(page_events=_PAGE)
+        wanted = LogRange(page_events=_EVENTS_PER_PAGE)
         with suppress(SessionNotFoundError):
             async for page in read_log(self._connection, self.key, wanted):
                 for each in page:

@@ -44,7 +44,7 @@ _SKEW: Final = 1.0
 _WINDOW: Final = 3600.0
 """Seconds of history below which a full oplog is called small."""
 _FULL: Final = 0.9
-_LIFETIME: Final = "transactionLifetimeLimitSeconds"
+_TRANSACTION_LIFETIME: Final = "transactionLifetimeLimitSeconds"
 _LONG_LIFETIME: Final = 60
 """MongoDB's own; who has set less has thought of it."""
 
@@ -145,7 +145,7 @@ def judge_transaction(seconds: float | None, lifetime: int | None = None) -> Fin
         longest = f"{1.5 * lifetime:g} s"
         says += f"; what a dead process has locked stays so for up to {longest}"
         if lifetime >= _LONG_LIFETIME:
-            says += f": if that is too long, set {_LIFETIME} to 15"
+            says += f": if that is too long, set {_TRANSACTION_LIFETIME} to 15"
     return Finding("transactions", Status.OK, says)
 
 
@@ -349,8 +349,10 @@ async def _check_transactions(connection: Connection) -> Finding:
     await run_transaction(connection, read)
     took, lifetime = time.perf_counter() - began, None
     with suppress(OperationFailure):  # not everybody may ask, nor does a mongos know
-        asking = {"getParameter": 1, _LIFETIME: 1}
-        lifetime = (await connection.client.admin.command(asking))[_LIFETIME]
+        asking = {"getParameter": 1, _TRANSACTION_LIFETIME: 1}
+        lifetime = (await connection.client.admin.command(asking))[
+            _TRANSACTION_LIFETIME
+        ]
     return judge_transaction(took, lifetime)
 
 

@@ -38,7 +38,7 @@ from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import fields_update
 
-_TOGETHER: Final = {
+_RESEALED_AT_ONCE: Final = {
     "sessions": 10,
     "events": 100,
     "user_states": 10,
@@ -49,7 +49,7 @@ _TOGETHER: Final = {
 
 _SHARED: Final = ("user_states", "app_states")
 
-_PAGE: Final = 100
+_DOCUMENTS_PER_PAGE: Final = 100
 """Documents read at once."""
 
 
@@ -115,7 +115,7 @@ async def reseal(
             message = "reseal needs transactions: an append meanwhile could be lost."
             raise ConfigurationError(message)
         resealer = Resealer(connection.hooks, is_current)
-        for name in _TOGETHER:
+        for name in _RESEALED_AT_ONCE:
             resealing = _Resealing(
                 connection, resealer, name, app_name, is_dry_run=dry_run
             )
@@ -170,7 +170,7 @@ class _Resealing:
         wanted = self.connection.routed(self._filter_after(after))
         async with self.connection.reading() as session:
             cursor = self._collection(replies.RAW).find(wanted, session=session)
-            async for each in cursor.sort("_id", 1).limit(_PAGE):
+            async for each in cursor.sort("_id", 1).limit(_DOCUMENTS_PER_PAGE):
                 page.append(each)
                 size += len(each.raw)
                 if size >= self.connection.limits.reseal_bytes:
@@ -226,7 +226,7 @@ class _Resealing:
     async def _rewrite(self, outdated: list[_Outdated]) -> list[_Outdated]:
         """Store what has not changed since it was read, and return that."""
         done: list[_Outdated] = []
-        size = _TOGETHER[self.name]
+        size = _RESEALED_AT_ONCE[self.name]
         for first in range(0, len(outdated), size):
             write = partial(self._write_unchanged, outdated[first : first + size])
             done += await uninterrupted(run_transaction(self.connection, write))

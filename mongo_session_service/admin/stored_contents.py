@@ -34,7 +34,7 @@ from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.search import AppCount
 
-_DETAILS: Final = (
+_SUMMARY_FIELDS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
     *ANNOUNCED,
 )
@@ -71,7 +71,9 @@ async def load_summary(service: MongoSessionService, key: SessionKey) -> Session
     """Read a session without its state and events."""
     async with connection_of(service) as connection:
         wanted = {"_id": key.id, **queries.visible_filter(connection.clock.now())}
-        found = await connection.sessions.find_one(wanted, dict.fromkeys(_DETAILS, 1))
+        found = await connection.sessions.find_one(
+            wanted, dict.fromkeys(_SUMMARY_FIELDS, 1)
+        )
         hooks = connection.hooks
     if found is None:
         raise session_not_found_error(key.session_id)
@@ -82,7 +84,7 @@ async def load_summary_with_state(
     service: MongoSessionService, key: SessionKey
 ) -> SessionSummary:
     """Read a session with its state, and without its events."""
-    own = Query("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
+    own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
     async with connection_of(service) as connection:
         shared = queries.shared_state_queries(key.app_name, key.user_id)
         found = await load_documents(connection, own, *shared)

@@ -13,7 +13,7 @@ from mongo_session_service.sessions.waiting_log import (
     sessions_that_asked,
 )
 
-_PAGE = 1000
+_FILLED_PER_PAGE = 1000
 """Sessions whose logs are looked through at once."""
 
 
@@ -40,7 +40,9 @@ async def fill_waiting(
         while True:
             wanted = connection.routed(queries.of_app(None, last))
             page = (
-                connection.sessions.find(wanted, {"_id": 1}).sort("_id", 1).limit(_PAGE)
+                connection.sessions.find(wanted, {"_id": 1})
+                .sort("_id", 1)
+                .limit(_FILLED_PER_PAGE)
             )
             ids = [each["_id"] for each in await page.to_list(None)]
             if not ids:

@@ -37,7 +37,7 @@ _SEARCH: Final = 3600.0
 """Seconds for a stream that is behind: a server does not reply while it searches its
 oplog, at some 100,000 entries a second. The driver notices if it dies meanwhile."""
 _RECENT: Final = 60.0  # seconds
-_FAREWELL: Final = 2.0
+_CLOSING_SECONDS: Final = 2.0
 """Seconds to close the server's cursor, which may be in use for one."""
 _TOO_LARGE: Final = 10334
 _NO_CHANGE_STREAMS: Final = 40573
@@ -73,9 +73,9 @@ class Stream:
         self._pipeline = pipeline
         self._start = start
         self._slim = False
-        self._open: Any = None
+        self._change_stream: Any = None
         self._session: Any = None
-        self._opened = AsyncExitStack()
+        self._exits = AsyncExitStack()
         self._cursor: object = None
         self._thread: asyncio.Task[Document | None] | None = None
         self._is_level = False
@@ -133,7 +133,7 @@ class Stream:
             self._connection.note_read(decoder.cluster_time(change), self._session)
         age = time.time() - decoder.committed_at(change) if change else 0
         self._is_level = age < _RECENT
-        token = change["_id"] if change else self._open.resume_token
+        token = change["_id"] if change else self._change_stream.resume_token
         self._start = token or self._start
         if change and self._slim:
             self._slim = False
@@ -143,13 +143,13 @@ class Stream:
     async def _try_next(self) -> Document | None:
         silence = self._connection.limits.stream_silence_seconds
         async with asyncio.timeout(silence if self._is_level else _SEARCH):
-            if self._open is None:
+            if self._change_stream is None:
                 await self._reopen()
-            change = await self._called(self._open.try_next())
+            change = await self._called(self._change_stream.try_next())
             self._note_resuming()
             if change is not None:
-                await self._complete(change)
-            elif not self._open.alive:
+                await self._add_document(change)
+            elif not self._change_stream.alive:
                 raise TimeoutError  # the server closed it
             return change
 
@@ -168,18 +168,18 @@ class Stream:
         start = "start_at_operation_time" if is_time else "start_after"
         await_ms = round(1000 * self._connection.limits.stream_await_seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
-        self._open, self._session = await self._opened.enter_async_context(
+        self._change_stream, self._session = await self._exits.enter_async_context(
             oplog.watching(self._connection, pipeline, **where)
         )
         self._note_resuming()
 
     def _note_resuming(self) -> None:
         """Count the driver's own resumptions, where it shows them."""
-        before, self._cursor = self._cursor, current_cursor(self._open)
+        before, self._cursor = self._cursor, current_cursor(self._change_stream)
         if before is not None and self._cursor is not before:
             self.reopened += 1
 
-    async def _complete(self, change: Document) -> None:
+    async def _add_document(self, change: Document) -> None:
         """Read the document of a change that lacks content."""
         if decoder.needs_document(change, self.names):
             collection = self._connection.database[change["ns"]["coll"]]
@@ -187,12 +187,12 @@ class Stream:
 
     async def close_cursor(self) -> None:
         """Close the server's cursor; the next call opens another."""
-        self._open, self._cursor = None, None
+        self._change_stream, self._cursor = None, None
         with suppress(PyMongoError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL):
+            async with asyncio.timeout(_CLOSING_SECONDS):
                 if self._thread is not None:
                     await asyncio.wait([self._thread])
-                await self._opened.aclose()
+                await self._exits.aclose()
 
 
 def check_stream(error: Exception) -> None:

@@ -71,7 +71,7 @@ class _Application(click.Group):
     """A group of commands that fail in one line.
 
     Ctrl-C, SIGTERM and SIGHUP end them silently. A command that finished but left
-    something out, or found something wrong, returns False.
+    something out, or found something wrong, returns False: the exit code is then 3.
     """
 
     @override

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mongo_session_service.model.results import Erased
     from mongo_session_service.service import MongoSessionService
 
-_PAGE: Final = 1000
+_SESSIONS_PER_PAGE: Final = 1000
 """Sessions listed at once."""
 
 
@@ -284,7 +284,10 @@ async def _trim_sessions(
     token = None
     while True:
         page = await service.find_sessions(
-            app_name=app_name, with_state=False, limit=_PAGE, page_token=token
+            app_name=app_name,
+            with_state=False,
+            limit=_SESSIONS_PER_PAGE,
+            page_token=token,
         )
         for each in page.sessions:
             removed = 0

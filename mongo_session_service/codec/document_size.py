@@ -14,7 +14,7 @@ from mongo_session_service.model.records import Append, NewSession
 MAX_DOCUMENT_BYTES: Final = 15_500_000
 """Below the server's 16 MiB, which leaves room for ids and a change's envelope."""
 
-MAX_ID_BYTES: Final = 4_000_000
+_MAX_COMMAND_ID_BYTES: Final = 4_000_000
 """Bytes of ``_id``s in one command, which may name each of them twice."""
 
 _REMEDY: Final = (
@@ -45,7 +45,7 @@ def cut_by_size(
 
 def cut_by_id_size(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Cut items into lists whose documents' ``id``s fit into one command."""
-    return cut_by_size(items, MAX_ID_BYTES, _id_size)
+    return cut_by_size(items, _MAX_COMMAND_ID_BYTES, _id_size)
 
 
 def _id_size(item: Any) -> int:

@@ -13,7 +13,7 @@ from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import TurnInfo
 
-_LONGEST: Final = 1_000_000
+_MAX_PARTIAL_CHARACTERS: Final = 1_000_000
 """Characters of a text in one document, so that several fit into a command."""
 
 
@@ -61,11 +61,17 @@ def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
 def cut_text(event: Event) -> Iterator[Event]:
     """Cut a partial event into ones that can be stored, and together say the same."""
     parts = (event.content and event.content.parts) or []
-    if event.content is None or len(parts) != 1 or len(parts[0].text or "") <= _LONGEST:
+    if (
+        event.content is None
+        or len(parts) != 1
+        or len(parts[0].text or "") <= _MAX_PARTIAL_CHARACTERS
+    ):
         yield event
         return
     (part,), text = parts, parts[0].text or ""
-    for begin in range(0, len(text), _LONGEST):
-        piece: Any = part.model_copy(update={"text": text[begin : begin + _LONGEST]})
+    for begin in range(0, len(text), _MAX_PARTIAL_CHARACTERS):
+        piece: Any = part.model_copy(
+            update={"text": text[begin : begin + _MAX_PARTIAL_CHARACTERS]}
+        )
         content = event.content.model_copy(update={"parts": [piece]})
         yield event.model_copy(update={"content": content})

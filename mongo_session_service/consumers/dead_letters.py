@@ -28,7 +28,7 @@ from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
 
 _LONGEST_MESSAGE: Final = 2000  # characters
-_LARGEST: Final = 16 * 1024**2 - 64 * 1024
+_MAX_LETTER_BYTES: Final = 16 * 1024**2 - 64 * 1024
 """Bytes of a stored change; IDs, the message and the command need the rest."""
 
 
@@ -100,7 +100,7 @@ async def store_dead_letter(
     """Store a dead letter; it replaces an earlier one of the same change."""
     # An error's text may quote content that the application's hook encrypts.
     error_type = _error_type(letter.error)
-    fits = size_of(letter.record) <= _LARGEST
+    fits = size_of(letter.record) <= _MAX_LETTER_BYTES
     document = {
         "item": _encode(letter.record) if fits else None,
         "error": letter.error if connection.hooks.before_store is None else error_type,

@@ -62,7 +62,7 @@ def handler_connection() -> Connection:
     found = _connection.get()
     if found is None:
         raise MongoSessionServiceError(
-            "This handler needs a consumer: give it to consumer.run() or"
+            "This handler works in a consumer only: give it to run() or"
             " replay_dead_letters()."
         )
     return found

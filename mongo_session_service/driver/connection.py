@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 _PRIMARY: Final = ReadPreference.PRIMARY
 _LOCAL: Final = ReadConcern("local")
-FAREWELL: Final = 2.0
+ABORT_SECONDS: Final = 2.0
 """Seconds for the server to end what was given up."""
 
 
@@ -260,7 +260,7 @@ async def kill_client_sessions(
     nothing ends. It is given up soon.
     """
     with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
-        async with asyncio.timeout(FAREWELL):
+        async with asyncio.timeout(ABORT_SECONDS):
             admin = client["admin"]
             await admin.command("killSessions", ids, read_preference=preference)
 

@@ -57,19 +57,19 @@ Result = TypeVar("Result")
 
 THREAD_NAME: Final = "mongo-session-service-leases"
 
-_SHORTEST: Final = 1.0
+_LOCK_WAIT_SECONDS: Final = 1.0
 """Seconds that the server may at least wait for a document that is locked."""
 _SUPERVISOR: Final = Supervisor("The renewal of leases")
 _NEVER: Final = datetime(1970, 1, 1)  # noqa: DTZ001  as the driver decodes times
-_LINGER: Final = 10.0
+_IDLE_SECONDS: Final = 10.0
 """Seconds that the thread stays after the last lease."""
-_ENDING: Final = 5.0
+_THREAD_END_SECONDS: Final = 5.0
 """Seconds that closing a service waits for the thread."""
 _LOCKED_AFTER: Final = 0.25
 """Seconds after which a document counts as locked, perhaps by a dead holder."""
-_TOGETHER: Final = 1.5
+_RENEWAL_SECONDS: Final = 1.5
 """Seconds to renew all leases: another transaction may have locked one of them."""
-_ALONE: Final = 0.2
+_SINGLE_RENEWAL_SECONDS: Final = 0.2
 """Seconds to renew one of them then."""
 
 
@@ -135,7 +135,7 @@ class Lease:
         }
         if names := {f"{path}{name}": "" for name in forget}:
             change["$unset"] = names
-        limit_ms = round(1000 * max(min(limit, seconds), _SHORTEST))
+        limit_ms = round(1000 * max(min(limit, seconds), _LOCK_WAIT_SECONDS))
         is_mock = self.connection.driver is Driver.MOCK
         options = {} if is_mock else {"maxTimeMS": limit_ms}
 
@@ -355,7 +355,7 @@ class LeaseRenewer:
             self._stopping.set()
             self._stopping, thread = None, self._thread
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ENDING):
+            async with asyncio.timeout(_THREAD_END_SECONDS):
                 while thread is not None and thread.is_alive():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
@@ -380,7 +380,7 @@ class LeaseRenewer:
             now = time.monotonic()
             if self._held:
                 self._used_at = now
-            elif now - self._used_at > _LINGER:
+            elif now - self._used_at > _IDLE_SECONDS:
                 self._stopping = None
                 return True
             return False
@@ -415,13 +415,13 @@ def _renew_due(database: Any, due: list[Lease]) -> None:
         # The next renewal comes soon enough, if a failover loses one.
         collection = collection.with_options(write_concern=WriteConcern(1))
         try:
-            _renew_together(collection, leases, _TOGETHER)
+            _renew_together(collection, leases, _RENEWAL_SECONDS)
         except PyMongoError as error:
             if not error.timeout or len(leases) == 1:
                 raise
             for each in leases:
                 with suppress(PyMongoError):
-                    _renew_together(collection, [each], _ALONE)
+                    _renew_together(collection, [each], _SINGLE_RENEWAL_SECONDS)
 
 
 def _renew_together(collection: Any, leases: list[Lease], limit: float) -> None:

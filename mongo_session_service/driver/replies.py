@@ -47,7 +47,7 @@ _SIZE: Final = Struct("<i")
 _SMALL: Final = 262_144
 """Bytes of a reply that is decoded as a whole, in 1.5 ms."""
 
-_TOGETHER: Final = 65_536
+_DECODED_BYTES: Final = 65_536
 """Bytes decoded at once: each call of the decoder costs as much as four documents."""
 
 
@@ -88,7 +88,7 @@ def decode_documents(documents: Iterable[Encoded]) -> Iterator[Document]:
     for each in documents:
         together.append(each)
         size += len(each)
-        if size >= _TOGETHER:
+        if size >= _DECODED_BYTES:
             yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)
             together, size = [], 0
     yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)

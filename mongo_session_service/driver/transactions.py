@@ -21,7 +21,7 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service import telemetry
 from mongo_session_service.driver.compat import renew_connections
 from mongo_session_service.driver.connection import (
-    FAREWELL,
+    ABORT_SECONDS,
     Connection,
     kill_client_session,
 )
@@ -100,7 +100,7 @@ async def _run_committed(
             # Two timers per transaction, one to interrupt the work and one its abort.
             # The driver's own timeout costs several timers per command.
             async with (
-                asyncio.timeout(limit + FAREWELL),
+                asyncio.timeout(limit + ABORT_SECONDS),
                 asyncio.timeout(limit) as timer,
             ):
                 result: Result = await session.with_transaction(
@@ -156,7 +156,7 @@ async def _fence_cancelled_transaction(
     async def start_later_transaction() -> None:
         primary = {"read_preference": ReadPreference.PRIMARY}
         with suppress(PyMongoError, TimeoutError):
-            async with asyncio.timeout(FAREWELL):
+            async with asyncio.timeout(ABORT_SECONDS):
                 await session.with_transaction(begin_and_abort, **primary)
 
     try:

@@ -30,7 +30,7 @@ from mongo_session_service.feed.stats import Counters, FeedStats
 
 THREAD_NAME: Final = "mongo-session-service-feed"
 
-_FAREWELL: Final = 3.0
+_LOOP_END_SECONDS: Final = 3.0
 """Seconds that an event loop's end waits for a feed to end with it."""
 
 _Runner = threading.Thread | asyncio.Task[None]
@@ -156,7 +156,7 @@ async def _end_reader_with_loops(reader: Reader) -> None:
             each.leave(loop)
         ending = [each.thread for each in readers if each.thread and each.has_ended]
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FAREWELL):
+            async with asyncio.timeout(_LOOP_END_SECONDS):
                 while any(map(_is_running, ending)):  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
 

@@ -32,7 +32,7 @@ from mongo_session_service.model.limits import Limits
 _SUPERVISOR: Final = Supervisor("The change feed")
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
-_BATCH: Final = 256
+_DISPATCHED_IN_A_ROW: Final = 256
 """Changes in a row, after which the subscriptions' readers get to run."""
 _REST: Final = 0.001  # seconds
 
@@ -168,7 +168,7 @@ class Reader:
                 if isinstance(item, ChangeRecord):
                     backend.sweep.expect(item.expire_time)
                 self._position = decoder.cluster_time(change)
-                if self._counters.delivered % _BATCH == 0:
+                if self._counters.delivered % _DISPATCHED_IN_A_ROW == 0:
                     # The driver may have thousands buffered. A pause of 0 suffices in a
                     # shared event loop, but keeps the GIL from threads that read.
                     await asyncio.sleep(_REST)

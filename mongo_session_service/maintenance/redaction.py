@@ -50,7 +50,7 @@ from mongo_session_service.sessions.event_log import (
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import refresh_waiting
 
-ATTEMPTS: Final = 100
+REDACTION_ATTEMPTS: Final = 100
 """How often another writer may append while the log is read."""
 
 _IDS_AT_ONCE: Final = 1000
@@ -203,7 +203,7 @@ async def _redact_state(
     connection: Connection, part: LoggedPart, replacement: str
 ) -> None:
     """Replace the values in state that the events have set last."""
-    for _ in range(ATTEMPTS):
+    for _ in range(REDACTION_ATTEMPTS):
         revision, own = await _find_own_keys(connection, part)
         setting = partial(
             _redact_values, connection, part, replacement, revision=revision, own=own

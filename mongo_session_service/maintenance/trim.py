@@ -51,7 +51,7 @@ CALL_LASTS: Final = 86_400.0
 LONG_CALL_LASTS: Final = 30 * CALL_LASTS
 """Seconds in which a long-running call may get its responses: 30 days."""
 
-ATTEMPTS: Final = 100
+TRIM_ATTEMPTS: Final = 100
 """How often another writer may append while a trim reads the log."""
 
 _BUSY: Final = "Nothing was trimmed: others kept appending to the session. Try again."
@@ -176,7 +176,7 @@ async def trim(
     ``UnknownOutcomeError``: trim again for the rest.
     """
     constraints: TrimConstraints | None = None
-    for _ in range(ATTEMPTS):
+    for _ in range(TRIM_ATTEMPTS):
         origin = await SessionWithInitialState.load(connection, key)
         session = origin.session
         created, begins = session["create_time"], log_begins(session)

@@ -23,7 +23,10 @@ from mongo_session_service.schema.indexes import INDEXES, Index
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 1
-"""Version of the layout of documents that this release writes."""
+"""Version of the layout of documents that this release writes.
+
+It rises when an earlier release would misread them: that one then refuses the data.
+"""
 
 _VERSION_ID: Final = {"_id": "schema"}
 

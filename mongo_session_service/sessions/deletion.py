@@ -235,7 +235,10 @@ async def _remove_partials(
 
 
 def stored_events(session: Document) -> int:
-    """Count a session's stored events, at most, by its document."""
+    """Count a session's stored events, at most, by its document.
+
+    An unfinished trim (``TRIMMING``) has left some from before the log's begin.
+    """
     removed: int = session.get(TRIMMING, log_begins(session))
     return int(session["revision"]) - removed
 

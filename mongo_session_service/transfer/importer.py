@@ -35,7 +35,7 @@ from mongo_session_service.transfer.source_items import (
     Source,
 )
 
-_ATTEMPTS: Final = 5
+_IMPORT_ATTEMPTS: Final = 5
 """How often a batch is planned again because the target has changed."""
 
 
@@ -107,7 +107,7 @@ class _Importer:
         for conflict in batch.conflicts:
             self._leave_out(conflict, "on_conflict", ConflictError)
             self.moved.skipped += 1
-        for _ in range(_ATTEMPTS):
+        for _ in range(_IMPORT_ATTEMPTS):
             with suppress(ChangedError):
                 await self._store(batch)
                 return

@@ -97,7 +97,7 @@ async def say(service: Any, key: tuple[str, ...], delta: dict[str, Any]) -> None
 def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sources read again and again, and sessions be moved in parts."""
     for name, few in (
-        ("base_source._TOGETHER", 1),
+        ("base_source._CHUNK_ELEMENTS", 1),
         ("adk_sql._SESSIONS_TOGETHER", 2),
         ("adk_mongodb._SESSIONS_TOGETHER", 1),
     ):

@@ -16,10 +16,10 @@ from mongo_session_service.transfer.source_items import Source
 Element = TypeVar("Element")
 Result = TypeVar("Result")
 
-_TOGETHER: Final = 200
+_CHUNK_ELEMENTS: Final = 200
 """Elements read per thread call: enough to hide its cost, with little memory."""
 
-_TURN: Final = 0.05
+_CHUNK_SECONDS: Final = 0.05
 """Seconds after which no more are read, since what takes long to read is large."""
 
 
@@ -77,8 +77,8 @@ async def iterate_in_threads(elements: Iterable[Element]) -> AsyncGenerator[Elem
 
     def read_chunk() -> list[Element]:
         some = []
-        until = time.monotonic() + _TURN
-        for each in islice(iterator, _TOGETHER):
+        until = time.monotonic() + _CHUNK_SECONDS
+        for each in islice(iterator, _CHUNK_ELEMENTS):
             some.append(each)
             if time.monotonic() > until:
                 break

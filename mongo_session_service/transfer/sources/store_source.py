@@ -45,7 +45,7 @@ from mongo_session_service.transfer.source_items import (
 )
 from mongo_session_service.transfer.sources.base_source import BaseSource
 
-_TOGETHER: Final = 20
+_SESSIONS_AT_ONCE: Final = 20
 """Sessions read at once."""
 
 
@@ -92,7 +92,10 @@ class StoreSource(BaseSource):
             where = _chosen(self.connection, selection)
             sessions = self.connection.sessions
             while page := (
-                await sessions.find(where).sort("_id").limit(_TOGETHER).to_list(None)
+                await sessions.find(where)
+                .sort("_id")
+                .limit(_SESSIONS_AT_ONCE)
+                .to_list(None)
             ):
                 where["_id"] = {"$gt": page[-1]["_id"]}
                 for document in page:
