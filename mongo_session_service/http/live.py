@@ -19,7 +19,7 @@ from typing_extensions import override
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.http import shapes
 from mongo_session_service.http.change_stream import ChangeStream
-from mongo_session_service.http.permission import Authorize, Permission
+from mongo_session_service.http.permission import Authorize
 from mongo_session_service.http.problems import add_error_handlers
 from mongo_session_service.http.session_routes import SessionResources, json_response
 from mongo_session_service.http.shapes import AppName
@@ -87,11 +87,9 @@ def live_app(
     Raises:
         ConfigurationError: ``authorize`` cannot be called.
     """
-    within = Scope(app_name, user_id)
-    seconds = backends_of(service).limits.http_authorize_seconds
-    permission = Permission(authorize, seconds, within)
+    resources = AllSessions(service, authorize, within=Scope(app_name, user_id))
     # Who has a token is the developer, who may know which database this is.
-    resources = AllSessions(service, permission, within, shows_place=token is not None)
+    resources.shows_place = token is not None
 
     async def check_token(request: Request) -> None:
         header = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -136,17 +134,8 @@ class AllSessions(SessionResources):
     No single question to ``authorize`` covers them: it is asked about each session.
     """
 
-    def __init__(
-        self,
-        service: MongoSessionService,
-        permission: Permission,
-        within: Scope,
-        *,
-        shows_place: bool,
-    ) -> None:
-        super().__init__(service, permission)
-        self._within = within
-        self._shows_place = shows_place
+    shows_place = False
+    """Whether lists name the database and its server."""
 
     @override
     def router(self, query_parameters: Iterable[str]) -> APIRouter:
@@ -169,10 +158,10 @@ class AllSessions(SessionResources):
             async with backends_of(self.service).call() as opened:
                 names = await search.list_apps(opened.connection)
             for name in filter(partial(lookup_id, "app_name"), names):
-                scope = Scope(name, self._within.user_id)
-                if self._within.app_name not in {None, name}:
+                scope = Scope(name, self.within.user_id)
+                if self.within.app_name not in {None, name}:
                     continue
-                rows, token = await self.find_rows(scope, query, "create_time")
+                rows, token = await self.find_rows(scope, query)
                 if rows := await self._permitted(request, rows):
                     counted = {"sessions": len(rows), "has_more": token is not None}
                     shown.append({"app_name": name, **counted, "latest": rows[0]})
@@ -191,19 +180,18 @@ class AllSessions(SessionResources):
         """
         scope = self._of_app(app_name)
         async with self.answer_in_time():
-            order = query.order_by or "create_time"
-            searches = (query.session_id, query.label, query.waiting)
-            is_search = query.title is not None or any(searches)
-            if query.order_by is None and scope.user_id is None and not is_search:
+            wanted = (query.session_id, query.label, query.waiting, query.order_by)
+            is_plain = query.title is None and not any(wanted)
+            if is_plain and scope.user_id is None:
                 async with backends_of(self.service).call() as opened:
-                    at = opened.connection
-                    if await at.retry(has_index, at, BY_ACTIVITY):
-                        order = "update_time"
-            rows, token = await self.find_rows(scope, query, order)
+                    connection = opened.connection
+                    if await connection.retry(has_index, connection, BY_ACTIVITY):
+                        query.order_by = "update_time"
+            rows, token = await self.find_rows(scope, query)
             listed = {
                 "sessions": await self._permitted(request, rows),
                 "next_page_token": token,
-                "order_by": order,
+                "order_by": query.order_by or "create_time",
             }
             return json_response(listed | await self._place())
 
@@ -233,23 +221,23 @@ class AllSessions(SessionResources):
         self, request: Request, query: Annotated[shapes.OutlineQuery, Query()]
     ) -> Response:
         """Streams what happens to all sessions from now on, in outlines."""
-        return await self._stream(request, self._within, query)
+        return await self._stream(request, self.within, query)
 
     def _of_app(self, app_name: str) -> Scope:
         """Return what may be shown of an app, if anything may."""
-        if self._within.app_name not in {None, app_name}:
+        if self.within.app_name not in {None, app_name}:
             raise HTTPException(403, "This app is not shown here.")
-        return Scope(check_id("app_name", app_name), self._within.user_id)
+        return Scope(check_id("app_name", app_name), self.within.user_id)
 
     async def _place(self) -> dict[str, Any]:
         """Tell what all this is limited to, and the database if that may be known."""
         place = None
-        if self._shows_place:
+        if self.shows_place:
             async with backends_of(self.service).call() as opened:
                 nodes = opened.connection.client.nodes
             server = ", ".join(sorted(f"{host}:{port}" for host, port in nodes))
             place = {"name": self.service.database_name, "server": server}
-        app_name, user_id, _ = self._within
+        app_name, user_id, _ = self.within
         return {
             "within": {"app_name": app_name, "user_id": user_id},
             "database": place,

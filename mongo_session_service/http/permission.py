@@ -70,9 +70,7 @@ async def allow_everyone(
 class Permission:
     """Asks ``authorize``, within a time and within a scope."""
 
-    def __init__(
-        self, authorize: Authorize, seconds: float, within: Scope | None = None
-    ) -> None:
+    def __init__(self, authorize: Authorize, seconds: float, within: Scope) -> None:
         """Only what lies ``within`` is allowed at all."""
         if not callable(authorize):
             message = (
@@ -83,7 +81,7 @@ class Permission:
             raise ConfigurationError(message)
         self._authorize = authorize
         self._seconds = seconds
-        self._within = within or Scope()
+        self._within = within
 
     async def require(
         self, request: Request, key: SessionKey | Scope, action: Action

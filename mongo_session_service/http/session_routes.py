@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 from fastapi import APIRouter, Depends, Query
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
@@ -153,9 +153,7 @@ def sessions_router(
     Raises:
         ConfigurationError: ``authorize`` cannot be called.
     """
-    limits = backends_of(service).limits
-    permission = Permission(authorize, limits.http_authorize_seconds)
-    return SessionResources(service, permission, runner).router(query_parameters)
+    return SessionResources(service, authorize, runner).router(query_parameters)
 
 
 class SessionResources:
@@ -164,13 +162,16 @@ class SessionResources:
     def __init__(
         self,
         service: MongoSessionService,
-        permission: Permission,
+        authorize: Authorize,
         runner: Runner | None = None,
+        within: Scope = Scope(),  # noqa: B008  it cannot be changed
     ) -> None:
         self.service = service
-        self.permission = permission
         self.runner = runner
+        self.within = within
         self.limits = backends_of(service).limits
+        seconds = self.limits.http_authorize_seconds
+        self.permission = Permission(authorize, seconds, within)
         self.budget = ReadingBudget(
             self.limits.http_held_bytes, self.limits.http_reading_bytes
         )
@@ -227,8 +228,7 @@ class SessionResources:
     ) -> Response:
         """Lists a user's sessions, a page at a time; the latest first."""
         async with self.answer_in_time():
-            order = query.order_by or "create_time"
-            rows, token = await self.find_rows(scope, query, order)
+            rows, token = await self.find_rows(scope, query)
         return json_response({"sessions": rows, "next_page_token": token})
 
     async def get_session(
@@ -486,10 +486,7 @@ class SessionResources:
         return outlines(subscription, is_shown, first)
 
     async def find_rows(
-        self,
-        scope: Scope,
-        query: shapes.SessionQuery,
-        order_by: Literal["create_time", "update_time"],
+        self, scope: Scope, query: shapes.SessionQuery
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Find a page of an app's or a user's sessions, and the token of the next."""
         app_name, user_id, _ = scope
@@ -506,7 +503,7 @@ class SessionResources:
                 title=query.title,
                 labels=query.labels or None,
                 waiting=True if query.waiting else None,
-                order_by=order_by,
+                order_by=query.order_by or "create_time",
                 with_state=False,
                 limit=query.limit - len(rows),
                 page_token=token,
