@@ -107,6 +107,7 @@ from mongo_session_service.turns.turn import Turn, Turns
 from mongo_session_service.turns.waiting_line import remove_silent_waiters
 
 if TYPE_CHECKING:
+    from google.adk.agents.run_config import RunConfig
     from google.adk.runners import Runner
 
 logger = logging.getLogger(__name__)
@@ -747,7 +748,13 @@ class MongoSessionService(BaseSessionService):
                 backend.connection, app_name, user_id, status
             )
 
-    async def recover_turns(self, runner: Runner, *, resume: bool = False) -> None:
+    async def recover_turns(
+        self,
+        runner: Runner,
+        *,
+        resume: bool = False,
+        run_config: RunConfig | None = None,
+    ) -> None:
         """Seals the abandoned turns of the runner's app, until it is cancelled.
 
         A turn is abandoned when its process has ended, or is paused for long. The
@@ -758,27 +765,28 @@ class MongoSessionService(BaseSessionService):
         Args:
             runner: The runner, built with this service.
             resume: Whether the invocation goes on then, once, if the app is resumable.
+            run_config: Passed to ``run_async`` then; it says whether answers stream.
         """
         app_name = check_id("app_name", _app_of(runner))
-        validation.check_flag("resume", resume)
+        resume = validation.check_flag("resume", resume) and _is_resumable(runner)
         while True:
             with suppress(StorageUnavailableError):  # it looks again soon
                 for each in await self.find_turns(
                     app_name=app_name, status="abandoned"
                 ):
-                    await self._recover(runner, each, resume=resume)
+                    key = SessionKey(each.app_name, each.user_id, each.session_id)
+                    turn = Turn(self._turns, key, 0)
+                    # Unless others were faster.
+                    with suppress(TimeoutError, SessionNotFoundError):
+                        if resume:
+                            arguments: RunArguments = {"run_config": run_config}
+                            await self._running_turns.start(
+                                RunningTurn(turn, runner, arguments, is_resumption=True)
+                            )
+                        else:
+                            async with turn:
+                                turn.note_death()
             await asyncio.sleep(self._limits.recovery_seconds)
-
-    async def _recover(self, runner: Runner, found: TurnInfo, *, resume: bool) -> None:
-        """Seal an abandoned turn, and resume its invocation if it was not before."""
-        key = SessionKey(found.app_name, found.user_id, found.session_id)
-        turn = Turn(self._turns, key, 0)
-        with suppress(TimeoutError, SessionNotFoundError):  # others were faster
-            if not (resume and _is_resumable(runner)):
-                async with turn:
-                    return
-            running = RunningTurn(turn, runner, {}, is_resumption=True)
-            await self._running_turns.start(running)
 
     @override
     @traced

@@ -96,7 +96,7 @@ class TurnInfo(NamedTuple):
     host: str
     """The name of the host that has it, or had it."""
     reason: str | None = None
-    """Why it was stopped, as the caller of ``stop_turn`` has said."""
+    """Why it was stopped, as the caller of ``stop_turn`` has said, or has failed."""
     error_type: str | None = None
     """The class of the error that has ended a failed one."""
 

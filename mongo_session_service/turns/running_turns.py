@@ -214,6 +214,7 @@ class RunningTurn:
                 if self._is_resumption:
                     invocation_id = await self.turn.note_resumption()
                     if invocation_id is None:
+                        self.turn.note_death()
                         return
                     self._run_arguments["invocation_id"] = invocation_id
                 self._partials = PartialQueue(self.turn.turn_info("running"))
@@ -315,7 +316,7 @@ class RunningTurn:
             error = running.exception()
         is_stopped = self._is_stopped.is_set() and self._loss is None
         if error is not None and not is_stopped:
-            turn.error_type = type(error).__qualname__
+            turn.has_failed, turn.error_type = True, type(error).__qualname__
             logger.warning(
                 "The turn of session %s has failed with %s.",
                 quoted(turn.key.session_id),

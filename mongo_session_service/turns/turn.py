@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 _held: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 """The turns in whose bodies the running code is."""
 
+_DIED: Final = "its process died"
 _NESTED: Final = (
     "The turn of session {} is held here already, so that a second one would wait for"
     " itself. Use the Session of the first."
@@ -119,6 +120,7 @@ class Turn:
         self.is_stopped = False
         """Whether somebody has stopped it; what still runs in it can append nothing."""
         self.stop_reason: str | None = None
+        self.has_failed = False
         self.error_type: str | None = None
         """The class of the error that has ended it."""
 
@@ -144,6 +146,11 @@ class Turn:
                 backend.connection, self.key
             )
             return self._own_events(await self._load(backend))
+
+    def note_death(self) -> None:
+        """Note that a process has died in it, if that is why the caller has it."""
+        if self._lease.replaces_dead:
+            self.has_failed, self.stop_reason = True, _DIED
 
     async def note_resumption(self) -> str | None:
         """Note that the abandoned invocation is resumed; its id, the first time."""
@@ -324,7 +331,7 @@ class Turn:
 
     def turn_info(self, status: TurnPhase | None = None) -> TurnInfo:
         """The turn with this status; by default that with which it ends."""
-        ended: TurnPhase = "failed" if self.error_type else "ended"
+        ended: TurnPhase = "failed" if self.has_failed else "ended"
         return TurnInfo(
             *self.key,
             epoch=self.epoch,

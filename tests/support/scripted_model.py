@@ -25,6 +25,7 @@ class ScriptedModel(BaseLlm):
     model: str = "scripted"
     script: Sequence[Turn] = ()
     requests: list[LlmRequest] = Field(default_factory=list)
+    is_streaming: bool = False
 
     async def generate_content_async(
         self,
@@ -34,6 +35,7 @@ class ScriptedModel(BaseLlm):
         """Yield the next turn; without ``stream`` only its last, whole response."""
         responses = _responses(self.script[len(self.requests)])
         self.requests.append(llm_request)
+        self.is_streaming = stream
         for response in responses if stream else responses[-1:]:
             yield response
 

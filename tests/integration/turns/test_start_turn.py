@@ -332,7 +332,7 @@ async def test_the_next_turn_seals_an_abandoned_one(
 async def test_abandoned_turns_are_recovered_and_resumed_once(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
-    """Nobody has to send a message; a turn that dies again is not resumed again."""
+    """Streaming as it did; a turn that dies again is not resumed again, and failed."""
     await service.create_session(**IDS)
     model = ScriptedModel(script=["the tool failed", "never said"])
     agent = LlmAgent(name="agent", model=model)
@@ -345,6 +345,7 @@ async def test_abandoned_turns_are_recovered_and_resumed_once(
     await abandon_turn(service, database, admin)
 
     await recover(service, runner)
+    assert model.is_streaming
     events = (await read(service)).events
     assert texts(events) == ["the tool failed"]
     assert [event.error_code for event in events].count(SEALED) == 1
@@ -353,11 +354,15 @@ async def test_abandoned_turns_are_recovered_and_resumed_once(
     await abandon_turn(service, database, admin)
     await recover(service, runner)
     assert "never said" not in texts((await read(service)).events)
+    (turn,) = await service.find_turns(status="failed")
+    assert turn.reason == "its process died"
 
 
 async def recover(service: MongoSessionService, runner: Runner) -> None:
     """Recover turns until all have ended."""
-    recovering = asyncio.create_task(service.recover_turns(runner, resume=True))
+    recovering = asyncio.create_task(
+        service.recover_turns(runner, resume=True, run_config=STREAMED)
+    )
     while await service.find_turns(app_name="app"):
         assert not recovering.done()
     recovering.cancel()
