@@ -180,7 +180,7 @@ class Backends:
         """The limits of the service."""
         return self._settings.limits
 
-    def call(self, *, sets_up: bool = True) -> BackendCall:
+    def in_call(self, *, sets_up: bool = True) -> BackendCall:
         """Begin a call, as a context; without ``sets_up`` nothing is created."""
         return BackendCall(self, sets_up=sets_up)
 

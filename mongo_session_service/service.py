@@ -253,7 +253,7 @@ class MongoSessionService(BaseSessionService):
         Raises:
             StorageUnavailableError: there is no primary, or it does not answer.
         """
-        async with self._backends.call(sets_up=False) as backend:
+        async with self._backends.in_call(sets_up=False) as backend:
             asked = perf_counter()
             await backend.connection.database.command("ping")
             return perf_counter() - asked
@@ -345,7 +345,7 @@ class MongoSessionService(BaseSessionService):
         details = metadata.new_details(named, labels, ttl, expire_time, today)
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             reading = backend.reads.read_shared_state(key)
             now = backend.connection.clock.now()
             new = replace(new, details=new.details.with_renewed_expiry(now))
@@ -377,7 +377,7 @@ class MongoSessionService(BaseSessionService):
         config = validation.check_config(config)
         if key is None:
             return None
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             stored = await backend.reads.load_session(key, config)
         return to_session(stored) if stored else None
 
@@ -422,7 +422,7 @@ class MongoSessionService(BaseSessionService):
                 sessions=[*map(_listed, page.sessions)],
                 next_page_token=page.next_page_token,
             )
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             stored = await backend.reads.list_sessions(app, user)
             sessions = await in_slices(map(to_session, stored))
         # Validating what was built here would take 0.1 ms for 500.
@@ -435,7 +435,7 @@ class MongoSessionService(BaseSessionService):
         app, user = lookup_id("app_name", app_name), lookup_id("user_id", user_id)
         if app is None or user is None:
             return {}
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             return await backend.reads.load_user_state(app, user)
 
     @override
@@ -466,7 +466,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             await self._append(
                 backend, key, session, event, started, is_rebasing=self._is_rebasing
             )
@@ -506,7 +506,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_whole_event(event)
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             session = to_session(await backend.reads.load_end(key))
             await self._append(backend, key, session, event, started, is_rebasing=True)
         return event
@@ -686,7 +686,7 @@ class MongoSessionService(BaseSessionService):
         turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
         if validation.check_flag("interrupt", interrupt):
             reason = "another turn was started"
-            async with self._backends.call(sets_up=False) as backend:
+            async with self._backends.in_call(sets_up=False) as backend:
                 await turn_status.request_stop(backend.connection, turn.key, reason)
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
@@ -718,7 +718,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         if reason is not None:
             reason = validation.check_string("reason", reason)[:1000]
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             is_running = await turn_status.request_stop(backend.connection, key, reason)
         if is_running and (running := self._running_turns.find(key)):
             running.request_stop(reason)
@@ -743,7 +743,7 @@ class MongoSessionService(BaseSessionService):
         app_name, user_id = validation.check_scope(app_name, user_id)
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
-        async with self._backends.call(sets_up=False) as backend:
+        async with self._backends.in_call(sets_up=False) as backend:
             return await turn_status.find_turns(
                 backend.connection, app_name, user_id, status
             )
@@ -802,7 +802,7 @@ class MongoSessionService(BaseSessionService):
         key = lookup_key(app_name, user_id, session_id)
         if key is None:
             return
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             try:
                 await deletion.remove_session(backend.connection, key)
             finally:
@@ -850,7 +850,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         now = self._backends.clock.now()
         fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             if (lasts := fields.get("ttl")) is not None:
                 fields["expire_time"] = backend.connection.clock.now() + lasts
             found = await update_details(backend.connection, key, fields)
@@ -922,7 +922,7 @@ class MongoSessionService(BaseSessionService):
             newest_first=newest_first,
             hooks=self._hooks,
         )
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             return await search.load_page(
                 backend.connection, wanted, page_token, limit, with_state=with_state
             )
@@ -940,7 +940,7 @@ class MongoSessionService(BaseSessionService):
         id_ = lookup_id("event_id", event_id)
         if key is None or id_ is None:
             return None
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             return await backend.reads.load_event(key, id_)
 
     def iter_events(
@@ -1005,7 +1005,7 @@ class MongoSessionService(BaseSessionService):
         while left != 0:
             named = key.app_name, key.session_id
             with Operation("iter_events", self.database_name, *named):
-                async with self._backends.call() as backend:
+                async with self._backends.in_call() as backend:
                     if pages is None:
                         pages = await rewinds.select_events(
                             backend.connection,
@@ -1043,7 +1043,7 @@ class MongoSessionService(BaseSessionService):
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
             with Operation("iter_user_events", self.database_name, app_name):
-                async with self._backends.call() as backend:
+                async with self._backends.in_call() as backend:
                     if pages is None:
                         pages = event_log.read_user_log(
                             backend.connection, app_name, user_id
@@ -1075,7 +1075,7 @@ class MongoSessionService(BaseSessionService):
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             found = await history.load_session_at(backend.connection, key, revision)
         return to_session(found.session) if found else None
 
@@ -1122,7 +1122,7 @@ class MongoSessionService(BaseSessionService):
             if at_revision is not None:
                 raise InvalidInputError(f"Give at_revision or {name}, not both.")
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             await copy_session(backend.connection, key, target, until)
             with reporting_stored_unread():
                 stored = await backend.reads.load_session(target)
@@ -1184,7 +1184,7 @@ class MongoSessionService(BaseSessionService):
         if older_than is not None:
             age = metadata.check_duration("older_than", older_than)
         is_dry_run = validation.check_flag("dry_run", dry_run)
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             connection = backend.connection
             before_time = None if age is None else await connection.ask_time() - age
             criterion = trim.Criterion(keep_last, before_revision, before_time)
@@ -1251,7 +1251,7 @@ class MongoSessionService(BaseSessionService):
         replacement = validation.check_text("replacement", replacement)
         validation.check_flag("state", state)
         validation.check_flag("forks", forks)
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             connection = backend.connection
             part = await redaction.find_part(connection, key, wanted)
             found = await redaction.preview(connection, part, replacement, forks=forks)
@@ -1315,7 +1315,7 @@ class MongoSessionService(BaseSessionService):
             validation.check_callable("progress", progress)
         is_dry_run = validation.check_flag("dry_run", dry_run)
         pruned = Pruned()
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             now = await backend.connection.ask_time()
             criteria = pruning.prune_criteria(app_name, idle_for, created_before, now)
             steps = pruning.prune_sessions(
@@ -1357,7 +1357,7 @@ class MongoSessionService(BaseSessionService):
         return await self._erase(check_id("app_name", app_name), None)
 
     async def _erase(self, app_name: str, user_id: str | None) -> Erased:
-        async with self._backends.call() as backend:
+        async with self._backends.in_call() as backend:
             try:
                 return await erase_owner(backend.connection, app_name, user_id)
             finally:
@@ -1518,7 +1518,7 @@ class MongoSessionService(BaseSessionService):
         Raises:
             ConfigurationError: in a standalone server, and mongomock, there are none.
         """
-        async with self._backends.call(sets_up=False) as backend:
+        async with self._backends.in_call(sets_up=False) as backend:
             return await load_statuses(backend.connection)
 
     def feed_stats(self) -> FeedStats:
@@ -1598,4 +1598,4 @@ def connection_of(
     service: MongoSessionService, *, sets_up: bool = False
 ) -> ConnectionCall:
     """Open a service's connection for a call of the package's own tools."""
-    return ConnectionCall(backends_of(service).call(sets_up=sets_up))
+    return ConnectionCall(backends_of(service).in_call(sets_up=sets_up))

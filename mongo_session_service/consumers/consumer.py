@@ -89,7 +89,7 @@ class Consumer:
 
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
-            async with self._backends.call() as opened:
+            async with self._backends.in_call() as opened:
                 await begin_now(opened.connection, self._settings)
         return self
 
@@ -257,7 +257,7 @@ class Consumer:
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
-        async with self._backends.call() as opened:
+        async with self._backends.in_call() as opened:
             found = dead_letters.load_dead_letters(opened.connection, self.name)
             async for letter in found:
                 yield letter
@@ -280,7 +280,7 @@ class Consumer:
         """
         check_flag("transactional", transactional)
         check_handler(handler, transactional=transactional)
-        async with self._backends.call() as opened:
+        async with self._backends.in_call() as opened:
             return await dead_letters.replay_dead_letters(
                 opened.connection, self.name, handler, transactional=transactional
             )
@@ -304,5 +304,5 @@ class Consumer:
 async def _begin_reading(
     backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
 ) -> LeasedReader:
-    async with backends.call() as opened:
+    async with backends.in_call() as opened:
         return await LeasedReader.acquire_name(opened.connection, settings, renewer)

@@ -83,7 +83,7 @@ class Feed:
                 await _end_reader_with_loops(reader)
             return inbox, await asyncio.wrap_future(entered)
         except BaseException:
-            inbox.close()
+            inbox.abandon()
             raise
 
     async def close(self) -> None:

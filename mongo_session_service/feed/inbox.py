@@ -140,7 +140,7 @@ class Inbox:
         """Remove everything."""
         self._notifications.clear()
 
-    def close(self) -> None:
+    def abandon(self) -> None:
         """End it at once, by its reader: the feed puts nothing more into it."""
         self.clear()
         self.end(None)

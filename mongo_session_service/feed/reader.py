@@ -120,7 +120,7 @@ class Reader:
     async def _run(self) -> None:
         if self.has_ended:
             return
-        async with self._backends.call() as opened:
+        async with self._backends.in_call() as opened:
             oplog.check_watchable(opened.connection)
             self._partials.connection = opened.connection
             try:

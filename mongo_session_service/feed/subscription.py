@@ -104,7 +104,7 @@ class Subscription:
         """End it at once, for a reader that is waiting as well."""
         self._is_closed = True
         if self._inbox is not None:
-            self._inbox.close()
+            self._inbox.abandon()
 
     def __aiter__(self) -> Self:
         return self
@@ -117,7 +117,7 @@ class Subscription:
 
     async def _begin(self) -> None:
         await self._open_inbox()
-        async with self._feed.backends.call() as backend:
+        async with self._feed.backends.in_call() as backend:
             connection = backend.connection
             self._since = await connection.retry(oplog.latest_time, connection)
 
@@ -128,9 +128,9 @@ class Subscription:
         )
         before, self._inbox = self._inbox, opened
         if before is not None:
-            before.close()
+            before.abandon()
         if self._is_closed:
-            opened.close()
+            opened.abandon()
         return position
 
     async def _next_notification(self) -> Notification:
@@ -181,7 +181,7 @@ class SessionSubscription(Subscription):
         wanted = event_log.LogRange(before=before_revision, newest_first=True)
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
-            async with self._feed.backends.call() as backend:
+            async with self._feed.backends.in_call() as backend:
                 connection, created = backend.connection, self._create_time
                 pages = pages or event_log.read_log(
                     connection, self._key, wanted, created=created
@@ -248,7 +248,7 @@ class SessionSubscription(Subscription):
         """Queue what was missed, and follow if that is complete."""
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox()
-        async with self._feed.backends.call() as backend:
+        async with self._feed.backends.in_call() as backend:
             connection = backend.connection
             view = await connection.retry(
                 load_view,

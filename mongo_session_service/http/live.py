@@ -155,7 +155,7 @@ class AllSessions(SessionResources):
         shown = []
         query = shapes.SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
         async with self.answer_in_time():
-            async with backends_of(self.service).call() as opened:
+            async with backends_of(self.service).in_call() as opened:
                 names = await search.list_apps(opened.connection)
             for name in filter(partial(lookup_id, "app_name"), names):
                 scope = Scope(name, self.within.user_id)
@@ -183,7 +183,7 @@ class AllSessions(SessionResources):
             wanted = (query.session_id, query.label, query.waiting, query.order_by)
             is_plain = query.title is None and not any(wanted)
             if is_plain and scope.user_id is None:
-                async with backends_of(self.service).call() as opened:
+                async with backends_of(self.service).in_call() as opened:
                     connection = opened.connection
                     if await connection.retry(has_index, connection, BY_ACTIVITY):
                         query.order_by = "update_time"
@@ -233,7 +233,7 @@ class AllSessions(SessionResources):
         """Tell what all this is limited to, and the database if that may be known."""
         place = None
         if self.shows_place:
-            async with backends_of(self.service).call() as opened:
+            async with backends_of(self.service).in_call() as opened:
                 nodes = opened.connection.client.nodes
             server = ", ".join(sorted(f"{host}:{port}" for host, port in nodes))
             place = {"name": self.service.database_name, "server": server}

@@ -522,7 +522,7 @@ class SessionResources:
         self, app_name: str, user_id: str | None, session_id: str
     ) -> list[dict[str, Any]]:
         """Find the sessions of an app, or of a user of it, that have an id."""
-        async with backends_of(self.service).call() as opened:
+        async with backends_of(self.service).in_call() as opened:
             at = opened.connection
             found = await search.find_by_id(at, app_name, user_id, session_id)
         return [session_row(each) for each in found]

@@ -414,7 +414,7 @@ class RunningTurns:
         pause = 0.0
         while here.turns:
             with suppress(MongoSessionServiceError):  # it looks again soon
-                async with self.backends.call(sets_up=False) as backend:
+                async with self.backends.in_call(sets_up=False) as backend:
                     pause = backend.connection.limits.stop_poll_seconds
                     keys = [each.turn.key for each in here.turns]
                     stops = await turn_status.requested_stops(backend.connection, keys)

@@ -141,7 +141,7 @@ class Turn:
 
     async def load_own_events(self) -> list[Event]:
         """Load the events that were appended in this turn."""
-        async with self.turns.backends.call() as backend:
+        async with self.turns.backends.in_call() as backend:
             self._first_revision = await turn_status.first_revision(
                 backend.connection, self.key
             )
@@ -156,7 +156,7 @@ class Turn:
         """Note that the abandoned invocation is resumed; its id, the first time."""
         invocation_id = self.abandoned_invocation
         if invocation_id is not None:
-            async with self.turns.backends.call() as backend:
+            async with self.turns.backends.in_call() as backend:
                 if await turn_status.note_resumption(
                     backend.connection, self.key, invocation_id
                 ):
@@ -166,7 +166,7 @@ class Turn:
     async def append_event(self, event: Event) -> None:
         """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
-        async with self.turns.backends.call() as backend:
+        async with self.turns.backends.in_call() as backend:
             end = to_session(await backend.reads.load_end(self.key))
             event = with_reason(event, self.stop_reason)
             await backend.appender.append(
@@ -183,7 +183,7 @@ class Turn:
             raise MongoSessionServiceError(_NESTED.format(quoted(session_id)))
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name, session_id):
-            async with self.turns.backends.call() as backend:
+            async with self.turns.backends.in_call() as backend:
                 connection = backend.connection
                 self._lease = Lease(
                     connection, connection.sessions.name, self.key.id, "turn."
@@ -344,7 +344,7 @@ class Turn:
 
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
-        async with self.turns.backends.call(sets_up=False) as backend:
+        async with self.turns.backends.in_call(sets_up=False) as backend:
             self._lease.connection = backend.connection
             ended = encode_turn(self.turn_info())
             await self._lease.release_lease(ended, forget=("stop", "first_revision"))

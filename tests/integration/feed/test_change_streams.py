@@ -32,7 +32,7 @@ pytestmark = pytest.mark.limits(**QUICK)
 async def connection(victim: MongoSessionService) -> Connection:
     """Of a service with a session."""
     await victim.create_session(**SESSION)
-    async with backends_of(victim).call() as opened:
+    async with backends_of(victim).in_call() as opened:
         return opened.connection
 
 
@@ -86,7 +86,7 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
     with closing(AsyncIOMotorClient(mongodb_uri)) as client:
         service = MongoSessionService(client=client, database=database, _limits=limits)
         await service.create_session(**SESSION)
-        async with backends_of(service).call() as opened:
+        async with backends_of(service).in_call() as opened:
             now = await oplog.latest_time(opened.connection)
         for milliseconds in range(10):
             changes = opened_at(opened.connection, now)

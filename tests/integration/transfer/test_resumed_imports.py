@@ -136,7 +136,7 @@ async def test_an_import_finishes_a_removal_first(
 ) -> None:
     """Events of a session that is being removed do not end up in the imported one."""
     await store_long_session(service, admin, database, KEY, 2_500)
-    async with backends_of(service).call() as opened:
+    async with backends_of(service).in_call() as opened:
         for _ in range(2):  # the tombstone, and the first thousand events
             await remove_some(opened.connection, {"_id": KEY.id})
     assert left_in(admin, database) == {"sessions": 1, "events": 1_500}
