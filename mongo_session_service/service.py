@@ -1333,8 +1333,9 @@ class MongoSessionService(BaseSessionService):
 
     @traced
     async def delete_user(self, *, app_name: str, user_id: str) -> Erased:
-        """Erases a user of an app: no collection contains the id afterwards.
+        """Erases a user of an app.
 
+        No collection contains the id afterwards, except in what others have said.
         Sessions, events, state, and what consumers have stored are removed in small
         steps. If the call is interrupted, or the user keeps writing meanwhile, call it
         again. A session that is created meanwhile is erased as well, or stays whole; an

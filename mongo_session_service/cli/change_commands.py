@@ -389,7 +389,8 @@ async def erase_user(
     """Erases a user of an app.
 
     Sessions, events and state are removed, and what consumers have kept. Afterwards no
-    collection contains the user's id. State of the app stays.
+    collection contains the user's id, except in what other users or their agents have
+    said. State of the app stays.
 
     \b
     Example:
