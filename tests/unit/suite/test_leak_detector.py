@@ -24,7 +24,7 @@ def log_quietly() -> None:
 
 def log() -> None:
     error = KeyError(STORED)
-    logging.getLogger("mongo_session_service.sessions.store").error(
+    logging.getLogger("mongo_session_service.sessions.reads").error(
         "Failed.", exc_info=error
     )
 
