@@ -46,7 +46,7 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 2
+RECONNECT_SECONDS: Final = 2
 """Seconds after which a client should reconnect."""
 
 _MUCH_LATER: Final = 60
@@ -302,7 +302,7 @@ class ChangeStream(EventSourceResponse):
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         heartbeat = f": heartbeat {self._heartbeat:g}\n".encode()
-        sent = heartbeat + f"retry: {RETRY_SECONDS * 1000}\n\n".encode()
+        sent = heartbeat + f"retry: {RECONNECT_SECONDS * 1000}\n\n".encode()
         yield sent
         try:
             async with aclosing(self._ready_frames()) as ready:
@@ -316,7 +316,7 @@ class ChangeStream(EventSourceResponse):
             yield trouble(*reason_of(error))
         except HTTPException as error:
             if sent.endswith(b"\n\n"):  # not in the middle of a frame
-                yield trouble(RETRY_SECONDS, str(error.detail))
+                yield trouble(RECONNECT_SECONDS, str(error.detail))
 
     async def _recheck_permission(self) -> None:
         if (now := time.monotonic()) >= self._permitted_until:
@@ -358,9 +358,9 @@ def reason_of(error: MongoSessionServiceError) -> tuple[int, str]:
     """Return the seconds until a client should reconnect, and why its stream ended."""
     match error:
         case SlowSubscriberError():
-            return RETRY_SECONDS, "This client read too slowly."
+            return RECONNECT_SECONDS, "This client read too slowly."
         case HistoryLostError():
-            return RETRY_SECONDS, "Changes were missed and cannot be recovered."
+            return RECONNECT_SECONDS, "Changes were missed and cannot be recovered."
         case StorageUnavailableError():
             return problems.RETRY_SECONDS, problems.UNAVAILABLE
         case _:
