@@ -25,7 +25,7 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import is_duplicate_key
-from mongo_session_service.errors import ConflictError
+from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
@@ -81,6 +81,8 @@ class ImportTarget:
         self._reservations = Reservations(IMPORT, IMPORT_LIFETIME)
         self._held: set[SessionKey] = set()
         """The places that are reserved, and not taken yet."""
+        self._in_clear: set[str] = set()
+        """Apps whose events are known to be stored in clear."""
 
     async def refuse_other_layouts(self) -> None:
         """Refuse collections that another service writes."""
@@ -177,6 +179,9 @@ class ImportTarget:
         Raises ``ChangedError`` if the target has changed since: what was written by
         then is found by the next attempt.
         """
+        apps = {each.incoming.key.app_name for each in sessions}
+        apps |= {each.state.shared.app_name for each in states}
+        await self._refuse_sealing_apps(apps)
         try:
             await self._write_states(states)
             entering = []
@@ -193,6 +198,21 @@ class ImportTarget:
             if is_duplicate_key(error):  # of a document that the plan did not find
                 raise ChangedError from None
             raise
+
+    async def _refuse_sealing_apps(self, apps: set[str]) -> None:
+        """Refuse to store in clear what an app seals, as one of its events shows."""
+        if self.hooks.before_store is not None:
+            return
+        for app in apps - self._in_clear:
+            wanted = self._connection.routed(queries.of_app(app, None))
+            last = await self._connection.events.find_one(wanted, sort=[("_id", -1)])
+            if last is not None and "hooked" in last:
+                raise TransferError(
+                    f"App {app!r} seals its events here, and an import would store"
+                    " clear text. Give the service before_store and after_load, or the"
+                    " command --before-store and --after-load MODULE:FUNCTION."
+                )
+        self._in_clear |= apps
 
     async def _enter(self, entering: list[SessionPlan]) -> None:
         """Store new sessions; events that an interrupted import has stored stay."""

@@ -318,9 +318,12 @@ async def test_an_export_is_imported_sealed(
     copy = ("jsonl", path, *place, "--prefix", "copy_")
 
     call("export", *place, *after_load, "--to", path)
+    clear = call("import", "jsonl", path, *place, "--on-conflict", "replace")
     done = [call("import", *copy, *hooks), call("import", *copy, *hooks)]
     done.append(call("verify", *copy, *hooks))
 
+    assert clear.returncode == 1
+    assert "--before-store" in clear.stderr
     assert [each.returncode for each in done] == [0, 0, 0]
     assert list(clear_text(admin, [database], since)) == []
     notes = admin[database].copy_imports.find()
