@@ -47,7 +47,7 @@ class ChangeRecord:
 
     @property
     def expire_time(self) -> object:
-        """When a session expires that was created or updated; None for never."""
+        """Time at which a created or updated session expires; None for never."""
         content = self.content or {}
         stored = content.get("details") or content.get("document", {})
         return stored.get("expire_time")

@@ -143,5 +143,5 @@ class Contact:
         self._answered_at, self._primary = now, primary
 
     def has_lasted(self, seconds: float) -> bool:
-        """Whether there was no break for so long before the last answer."""
+        """Tell whether there was no break for so long before the last answer."""
         return self._answered_at - self._begun_at >= seconds

@@ -152,7 +152,7 @@ def _problem_with(client: Any, database: str, prefix: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Where sessions are stored, and how: what a connection is opened with."""
+    """Settings of a connection: where sessions are stored, and how."""
 
     database: str
     prefix: str

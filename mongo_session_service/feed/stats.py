@@ -76,7 +76,7 @@ class Counters:
 
     @property
     def lag_now(self) -> float:
-        """How far the feed is behind, in seconds."""
+        """Seconds by which the feed is behind."""
         silence = time.monotonic() - self.heard_at
         if self.is_running and silence > _SILENT:
             return max(self.lag, silence)

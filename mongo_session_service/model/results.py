@@ -62,7 +62,7 @@ class SessionSummary(BaseModel):
 
     @property
     def event_count(self) -> int:
-        """How many events it has: those that were appended and not trimmed."""
+        """Number of its events: those that were appended and not trimmed."""
         return self.revision - self.log_begins
 
 
@@ -122,7 +122,7 @@ class Redactable(NamedTuple):
 @public
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How much :meth:`MongoSessionService.prune` removed, or would remove."""
+    """Numbers of what :meth:`MongoSessionService.prune` removed, or would remove."""
 
     sessions: int = 0
     """Those whose removal began here."""
@@ -132,7 +132,7 @@ class Pruned:
 @public
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """How much a call removed, without what an interrupted call removed before."""
+    """Numbers of what a call removed, without what an interrupted one did before."""
 
     sessions: int
     """Those whose removal began here."""
