@@ -49,6 +49,7 @@ from mongo_session_service.driver.tasks import (
     running_loop,
     uninterrupted,
 )
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
@@ -326,14 +327,14 @@ class LeaseRenewer:
         """Renew a lease from now on."""
         if self._pid != os.getpid():  # the thread stayed in the parent
             self._forget_leases()
-        tick = lease.connection.limits.lease_renewal_seconds / 3
+        limits = lease.connection.limits
         with self._lock:
             self._held[lease.token] = lease
             if self._stopping is None:
                 stopping = self._stopping = threading.Event()
                 self._thread = threading.Thread(
                     target=_SUPERVISOR.run_thread,
-                    args=[self._keep_renewing, stopping, tick],
+                    args=[self._keep_renewing, stopping, limits],
                     name=THREAD_NAME,
                     daemon=True,
                 )
@@ -359,9 +360,10 @@ class LeaseRenewer:
                 while thread is not None and thread.is_alive():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
-    def _keep_renewing(self, stopping: threading.Event, tick: float) -> None:
+    def _keep_renewing(self, stopping: threading.Event, limits: Limits) -> None:
+        tick = limits.lease_renewal_seconds / 3
         with ExitStack() as closing:
-            database = None
+            database, is_told = None, False
             while not stopping.wait(tick) and not self._is_idle():
                 if not (due := self._due_leases()):
                     continue
@@ -369,9 +371,18 @@ class LeaseRenewer:
                     if database is None:
                         database = _open_database(due[0].connection, closing)
                     _renew_due(database, due)
+                    is_told = False
                 except PyMongoError as error:
-                    # They may be lost, which their next write finds out.
-                    logger.debug("No lease was renewed: %s.", type(error).__name__)
+                    seconds = time.monotonic() - min(each.renewed_at for each in due)
+                    if not is_told and seconds > limits.lease_seconds:
+                        is_told = True
+                        logger.warning(
+                            "No turn and no consumer's name could be renewed for %.0f"
+                            " seconds (%s). If MongoDB answers others, they may take"
+                            " over.",
+                            seconds,
+                            type(error).__name__,
+                        )
                 del due  # or it would keep them alive
 
     def _is_idle(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from google.adk.events import Event
 from google.adk.runners import Runner
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
+from pymongo.errors import AutoReconnect
 from support import turn_holder
 from support.forks import FORKS
 from support.one_session import IDS, authors, read
 from support.scripted_model import ScriptedModel, call, said
+from support.subscriptions import until
 
 from mongo_session_service import (
     LeaseLostError,
@@ -112,6 +115,29 @@ async def test_a_failure_to_connect_is_not_the_end_of_renewal(
     async with service.turn(**IDS):
         assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
     assert not failures
+
+
+@brief_leases
+async def test_an_outage_is_logged_once(
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When what is held here could have been renewed no more."""
+    tried = Queue[None]()
+
+    def fail(*_: Any) -> None:
+        tried.put(None)
+        raise AutoReconnect
+
+    monkeypatch.setattr(lease, "_renew_due", fail)
+    await service.create_session(**IDS)
+    async with service.turn(**IDS):
+        await until(lambda: caplog.records)
+        for _ in range(tried.qsize() + 2):
+            await asyncio.to_thread(tried.get)
+    (record,) = caplog.records
+    assert "seconds (AutoReconnect)" in record.getMessage()
 
 
 @pytest.mark.release
