@@ -1,7 +1,8 @@
-"""A chat whose answers survive a reload, a second tab, a stop and a server that dies.
+"""A chat whose answers survive a reload, a second tab and a stop.
 
 Run it by ``python examples/live_turns.py``, and open the page twice. While it answers,
-reload one, press Stop in the other, or kill this process and start it again.
+reload one, press Stop in the other, or kill this process and start it again: then the
+session goes on, but the unfinished answer is gone.
 """
 
 import asyncio

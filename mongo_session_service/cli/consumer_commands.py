@@ -296,7 +296,10 @@ async def _stopped_consumer(
     """Read the status of a consumer; refuse one that somebody runs."""
     status = await _consumer_status(service, name, address)
     if status.owner is not None:
-        message = f"{name!r} is run by {status.owner}. Stop that program first."
+        message = (
+            f"{name!r} is run by {status.owner}. Stop that program first; if it has"
+            " ended already, wait six seconds."
+        )
         raise click.ClickException(message)
     return status
 

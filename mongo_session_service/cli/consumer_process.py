@@ -90,5 +90,6 @@ def _touch_health_file(path: Path, age: float) -> None:
         path.touch()
         os.utime(path, (progress, progress))
     except OSError as error:
-        message = f"The health file cannot be written: {error.strerror}."
-        raise click.ClickException(message) from None
+        name = terminal.printable(str(path))
+        message = f"The health file {name} cannot be written: {error.strerror}."
+        raise click.UsageError(message) from None

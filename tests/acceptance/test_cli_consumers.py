@@ -194,8 +194,8 @@ def test_a_health_file_that_cannot_be_written_is_refused(
     place = ("--uri", mongodb_uri, "--database", database)
     refused = call("consumers", "run", *arguments, *place)
 
-    assert refused.returncode == 1
-    assert "The health file cannot be written: No such file or dir" in refused.stderr
+    assert refused.returncode == 2
+    assert f"The health file {path} cannot be written: No such" in refused.stderr
 
 
 async def test_a_run_until_caught_up_ends_by_itself(
