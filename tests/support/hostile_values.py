@@ -222,6 +222,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "status": objects | texts,
     "runner": objects | texts,
     "run_arguments": objects,
+    "run_config": objects,
     "predicate": objects | texts,
     "name": ids,
     "start": objects | texts,
