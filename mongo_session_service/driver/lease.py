@@ -367,22 +367,21 @@ class LeaseRenewer:
             while not stopping.wait(tick) and not self._is_idle():
                 if not (due := self._due_leases()):
                     continue
-                try:
+                # What is lost is noticed by its next write.
+                with suppress(PyMongoError):
                     if database is None:
                         database = _open_database(due[0].connection, closing)
                     _renew_due(database, due)
+                seconds = time.monotonic() - min(each.renewed_at for each in due)
+                if seconds < limits.lease_seconds:
                     is_told = False
-                except PyMongoError as error:
-                    seconds = time.monotonic() - min(each.renewed_at for each in due)
-                    if not is_told and seconds > limits.lease_seconds:
-                        is_told = True
-                        logger.warning(
-                            "No turn and no consumer's name could be renewed for %.0f"
-                            " seconds (%s). If MongoDB answers others, they may take"
-                            " over.",
-                            seconds,
-                            type(error).__name__,
-                        )
+                elif not is_told:
+                    is_told = True
+                    logger.warning(
+                        "A turn or a consumer's name could not be renewed for %.0f"
+                        " seconds. If MongoDB answers others, they may take it over.",
+                        seconds,
+                    )
                 del due  # or it would keep them alive
 
     def _is_idle(self) -> bool:

@@ -137,7 +137,7 @@ async def test_an_outage_is_logged_once(
         for _ in range(tried.qsize() + 2):
             await asyncio.to_thread(tried.get)
     (record,) = caplog.records
-    assert "seconds (AutoReconnect)" in record.getMessage()
+    assert "could not be renewed for" in record.getMessage()
 
 
 @pytest.mark.release
