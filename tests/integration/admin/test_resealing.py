@@ -271,6 +271,7 @@ async def test_letters_of_details_and_of_trimmed_logs_are_sealed(
                         await asyncio.sleep(0.02)
                     await before.update_session(**KEY, title=kind)
             running.cancel()
+            await asyncio.wait([running])
         expected = await letters(consumer)
     assert any(each.waiting for each in expected if each.kind == "updated")
 
