@@ -41,11 +41,15 @@ async def test_an_append_does_not_meet_it(early_one: Early) -> None:
 async def test_a_new_session_meets_it_once_at_most(early_one: Early) -> None:
     """If nobody can tell whether it was stored, the next who tries can."""
     another = {**IDS, "session_id": "another"}
-    with suppress(UnknownOutcomeError):
-        await early_one.service.create_session(**another)
-    with suppress(AlreadyExistsError):
-        await early_one.service.create_session(**another)
+    unknown = 0
+    for _ in range(3):
+        try:
+            with suppress(AlreadyExistsError):
+                await early_one.service.create_session(**another)
+        except UnknownOutcomeError:
+            unknown += 1
 
+    assert unknown <= 1
     assert await early_one.service.get_session(**another)
 
 
