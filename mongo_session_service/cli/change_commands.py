@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from mongo_session_service.cli.terminal import printable
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
-    from mongo_session_service.model.results import Erased
+    from mongo_session_service.model.results import Erased, Pruned
     from mongo_session_service.service import MongoSessionService
 
 _SESSIONS_PER_PAGE: Final = 1000
@@ -164,11 +163,15 @@ async def fork(
     required=True,
     help="Remove events that are older: 7200s, 12h, 90d.",
 )
-@options.dry_run
-@options.as_json
+@options.removal_options
 @options.with_address
 async def trim(
-    address: options.ServiceAddress, *, app_name: str, older_than: float, dry_run: bool
+    address: options.ServiceAddress,
+    *,
+    app_name: str,
+    older_than: float,
+    is_agreed: bool,
+    dry_run: bool,
 ) -> None:
     """Removes old events from all sessions of an app.
 
@@ -176,28 +179,31 @@ async def trim(
     is not older. It keeps function calls together with their responses, and rewinds
     with what they have undone. What was removed cannot be restored.
 
-    It removes a little at a time. So it can run while the service is in use, be
-    interrupted and repeated, for example from cron.
+    At a terminal it says what will go, and asks, unless --yes is given. It removes a
+    little at a time. So it can run while the service is in use, be interrupted and
+    repeated, for example from cron.
 
     \b
     Example:
       mongo-session-service trim my_app --older-than 90d --dry-run
     """
-    sessions = trimmed = events = 0
+
+    def counts_text(counts: dict[str, int]) -> str:
+        sessions = f"{counts['trimmed']} of {counted(counts['sessions'], 'session')}"
+        events = counted(counts["events"], "event")
+        return f"{events} from {sessions} in {address.location}"
+
     async with address.open_service() as service:
-        trimming = _trim_sessions(service, app_name, older_than, dry_run=dry_run)
-        with terminal.progress("Trimming", None) as advance:
-            async for removed in trimming:
-                sessions += 1
-                trimmed += removed > 0
-                events += removed
-                advance(events)
-    of = f"{trimmed} of {counted(sessions, 'session')}"
-    done = "Would remove" if dry_run else "Removed"
-    terminal.show_result(
-        {"sessions": sessions, "trimmed": trimmed, "events": events},
-        f"{done} {counted(events, 'event')} from {of} in {address.location}.",
-    )
+        if not dry_run and options.must_ask(is_agreed=is_agreed):
+            found = await _trim_sessions(service, app_name, older_than, dry_run=True)
+            if found["events"]:
+                plan = f"This removes {counts_text(found)}, for ever."
+                options.require_agreement(plan, is_agreed=False)
+        counts = await _trim_sessions(service, app_name, older_than, dry_run=dry_run)
+    would = "Would remove" if dry_run else "Removed"
+    done = f"{would} {counts_text(counts)}."
+    nothing = f"App {printable(app_name)} has no sessions in {address.location}."
+    terminal.show_result(counts, done if counts["sessions"] else nothing)
 
 
 @click.command()
@@ -215,8 +221,7 @@ async def trim(
     "--state", is_flag=True, help="Replace values in state that the events have set."
 )
 @click.option("--forks", is_flag=True, help="Do the same in forks of the session.")
-@options.dry_run
-@options.as_json
+@options.removal_options
 @options.with_address
 async def redact(
     address: options.ServiceAddress,
@@ -224,6 +229,7 @@ async def redact(
     event_ids: tuple[str, ...],
     invocation: str | None,
     *,
+    is_agreed: bool,
     dry_run: bool,
     **how: Any,
 ) -> None:
@@ -231,7 +237,8 @@ async def redact(
 
     Texts, arguments, responses, files and values that were set are gone then; ids,
     authors, times and the names of functions stay. Backups and exports are not
-    reached, forks only with --forks. `show -v` has the ids of events.
+    reached, forks only with --forks. `show -v` has the ids of events. At a terminal it
+    says what will go, and asks, unless --yes is given.
 
     \b
     Example:
@@ -255,6 +262,10 @@ async def redact(
             hint = "`mongo-session-service show APP USER SESSION --json` has the ids."
             raise click.ClickException(f"{error.message} {hint}") from error
         count = found.events
+        if count and not dry_run and options.must_ask(is_agreed=is_agreed):
+            redacted = f"{counted(count, 'event')} of {_describe(ids)}"
+            plan = f"This redacts {redacted} in {address.location}, for ever."
+            options.require_agreement(plan, is_agreed=False)
         if not dry_run:
             count = await service.redact_events(
                 **key.id, event_ids=event_ids or None, invocation_id=invocation, **how
@@ -277,32 +288,37 @@ async def redact(
 
 async def _trim_sessions(
     service: MongoSessionService, app_name: str, older_than: float, *, dry_run: bool
-) -> AsyncIterator[int]:
-    """Trim each session of an app, and yield how many events that removes."""
+) -> dict[str, int]:
+    """Trim each session of an app; return how many there are, and what that removes."""
     from google.adk.errors.session_not_found_error import SessionNotFoundError
 
+    counts = {"sessions": 0, "trimmed": 0, "events": 0}
     token = None
-    while True:
-        page = await service.find_sessions(
-            app_name=app_name,
-            with_state=False,
-            limit=_SESSIONS_PER_PAGE,
-            page_token=token,
-        )
-        for each in page.sessions:
-            removed = 0
-            with suppress(SessionNotFoundError):  # it was deleted meanwhile
-                removed = await service.trim_session(
-                    app_name=app_name,
-                    user_id=each.user_id,
-                    session_id=each.id,
-                    older_than=older_than,
-                    dry_run=dry_run,
-                )
-            yield removed
-        token = page.next_page_token
-        if token is None:
-            return
+    with terminal.progress("Trimming", None) as advance:
+        while True:
+            page = await service.find_sessions(
+                app_name=app_name,
+                with_state=False,
+                limit=_SESSIONS_PER_PAGE,
+                page_token=token,
+            )
+            for each in page.sessions:
+                removed = 0
+                with suppress(SessionNotFoundError):  # it was deleted meanwhile
+                    removed = await service.trim_session(
+                        app_name=app_name,
+                        user_id=each.user_id,
+                        session_id=each.id,
+                        older_than=older_than,
+                        dry_run=dry_run,
+                    )
+                counts["sessions"] += 1
+                counts["trimmed"] += removed > 0
+                counts["events"] += removed
+                advance(counts["events"])
+            token = page.next_page_token
+            if token is None:
+                return counts
 
 
 @click.command()
@@ -320,8 +336,7 @@ async def _trim_sessions(
     metavar="TIME",
     help="Remove sessions created before this ISO 8601 time.",
 )
-@options.dry_run
-@options.as_json
+@options.removal_options
 @options.with_address
 async def prune(
     address: options.ServiceAddress,
@@ -329,6 +344,7 @@ async def prune(
     idle_for: float | None,
     created_before: float | None,
     *,
+    is_agreed: bool,
     dry_run: bool,
 ) -> None:
     """Removes sessions that have expired, with their events.
@@ -337,7 +353,8 @@ async def prune(
     removes what interrupted deletes have left. App and user state are kept.
 
     With --idle-for, --created-before or both, it removes the sessions that are idle,
-    old, or both, instead; but none that has an expiry of its own.
+    old, or both, instead; but none that has an expiry of its own. Then it asks at a
+    terminal, after saying what will go, unless --yes is given.
 
     It removes a little at a time. So it can run while the service is in use, be
     interrupted and repeated, and run in several places, for example from cron.
@@ -352,6 +369,11 @@ async def prune(
         wanted["created_before"] = datetime.fromtimestamp(created_before, UTC)
     async with address.open_service() as service:
         pruned = await service.prune(dry_run=True, **wanted)
+        # An expired session is gone already for everybody who might be asked.
+        asks = {idle_for, created_before} != {None} and not dry_run
+        if asks and pruned.sessions and options.must_ask(is_agreed=is_agreed):
+            plan = f"This removes {_counts_text(pruned)} in {address.location}"
+            options.require_agreement(f"{plan}, for ever.", is_agreed=False)
         if not dry_run:
             total = pruned.sessions + pruned.events
             with terminal.progress("Pruning", total, what="document") as advance:
@@ -501,8 +523,8 @@ def _describe(ids: tuple[str, ...]) -> str:
             return f"session {'/'.join(shown)}"
 
 
-def _counts_text(erased: Erased) -> str:
-    counts = asdict(erased).items()
+def _counts_text(removed: Erased | Pruned) -> str:
+    counts = asdict(removed).items()
     return ", ".join(
         counted(number, name.removesuffix("s").replace("_", " "))
         for name, number in counts

@@ -107,6 +107,7 @@ removal_options: Final = several(
     dry_run,
     as_json,
 )
+"""Options of commands that remove something for ever."""
 verbosity_options: Final = several(
     click.option(
         "-v",
@@ -293,6 +294,11 @@ def with_password(url: str, password: str | None) -> str:
             "A password needs a user in the URL: scheme://user@host."
         )
     return f"{parts[1]}{parts[2]}:{quote(password, safe='')}@{parts[3]}"
+
+
+def must_ask(*, is_agreed: bool) -> bool:
+    """Tell whether somebody is there to be asked, and has not agreed already."""
+    return sys.stdin.isatty() and not is_agreed
 
 
 def require_agreement(plan: str, *, is_agreed: bool) -> None:

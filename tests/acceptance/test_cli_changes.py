@@ -1,4 +1,4 @@
-"""The commands that change what is stored: ``fork``, ``set``, ``erase``, ``setup``."""
+"""The commands that change what is stored: ``fork``, ``set``, ``erase``, ``trim``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event
+from google.genai import types
 from pymongo import MongoClient
 from support.cli_runner import call, start
 from support.encryption_hooks import KEY, SEALED, STATE, canary_event
+from support.fake_clock import Clock
 from support.forked_processes import CTRL_C, on_a_terminal
 from support.long_sessions import left_in, store_long_session
 from support.one_session import IDS
@@ -191,6 +193,55 @@ async def test_nothing_is_erased_without_a_yes(
     assert code == 0
     assert "Erased 1 session, 2 events." in shown
     assert left_in(admin, database) == {"sessions": 0, "events": 0}
+
+
+@pytest.mark.parametrize(
+    ("command", "plan", "done"),
+    [
+        (
+            ("trim", "app", "--older-than", "90d"),
+            "removes 2 events from 1 of 1 session",
+            "Removed 2 events",
+        ),
+        (
+            ("prune", "--idle-for", "90d"),
+            "removes 1 session, 2 events",
+            "Removed 1 session",
+        ),
+        (
+            ("redact", *WHO, "--invocation", "i"),
+            "redacts 2 events of session app/user/s",
+            "Redacted 2 events",
+        ),
+    ],
+    ids=lambda given: given[0] if isinstance(given, tuple) else "",
+)
+async def test_people_are_asked_before_something_is_removed(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    command: tuple[str, ...],
+    plan: str,
+    done: str,
+) -> None:
+    """At a terminal nothing goes without a yes; cron is not asked."""
+    Clock.set().now = 1e9  # long ago for the command
+    session = await service.create_session(**IDS)
+    for text in "ab":
+        content = types.Content(parts=[types.Part(text=text)])
+        await service.append_event(
+            session, Event(author="x", invocation_id="i", content=content)
+        )
+    asked, refused = f"This {plan} in ", "Error: Nothing was done."
+
+    code, said = await asyncio.to_thread(on_a_terminal, *command, *at, answer="n")
+    kept = await service.get_session(**IDS)
+    agreed = await asyncio.to_thread(on_a_terminal, *command, *at, "--yes")
+
+    assert (code, asked in said) == (1, True)
+    assert said.rstrip().endswith(refused)
+    assert kept is not None
+    assert kept.events == session.events
+    assert (agreed[0], asked in agreed[1], done in agreed[1]) == (0, False, True)
 
 
 async def test_an_interrupted_erasure_is_resumed(

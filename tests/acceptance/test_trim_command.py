@@ -36,7 +36,9 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
     trimmed = call("trim", "app", "--older-than", "36h", *place)
     again = call("trim", "app", "--older-than", "1d", "--json", *place)
     shown = call("show", "app", "ada", "s", *place)
+    unknown = call("trim", "nosuch", "--older-than", "1d", *place)
 
+    assert unknown.stderr.startswith("App nosuch has no sessions in ")
     assert (trimmed.returncode, trimmed.stdout) == (0, "")
     assert planned.stderr == trimmed.stderr.replace("Removed", "Would remove")
     assert trimmed.stderr.startswith("Removed 2 events from 1 of 3 sessions in ")

@@ -79,9 +79,7 @@ def _drivers(url: str) -> Iterator[None]:
         yield
     except ImportError as error:
         name = error.name or "greenlet"  # SQLAlchemy names it in its message alone
-        is_ours = name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
-        wanted = "'mongo-session-service[sql]'" if is_ours else name
-        message = f"This database needs the package {name!r}: pip install {wanted}."
+        message = f"This database needs the package {name!r}: pip install {name}."
         raise SourceError(message) from None
     except Exception as error:  # noqa: BLE001  any error may quote the password
         scheme = url.partition(":")[0]
