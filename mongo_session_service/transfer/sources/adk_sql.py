@@ -79,7 +79,11 @@ def _drivers(url: str) -> Iterator[None]:
         yield
     except ImportError as error:
         name = error.name or "greenlet"  # SQLAlchemy names it in its message alone
-        message = f"This database needs the package {name!r}: pip install {name}."
+        is_ours = name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
+        extra = ", or 'mongo-session-service[sql]'" if is_ours else ""
+        message = (
+            f"This database needs the package {name!r}: pip install {name}{extra}."
+        )
         raise SourceError(message) from None
     except Exception as error:  # noqa: BLE001  any error may quote the password
         scheme = url.partition(":")[0]

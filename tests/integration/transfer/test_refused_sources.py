@@ -55,7 +55,7 @@ def test_a_missing_greenlet_is_named() -> None:
 
     assert done.stderr.splitlines()[-1].endswith(
         "This database needs the package 'greenlet':"
-        " pip install 'mongo-session-service[sql]'."
+        " pip install greenlet, or 'mongo-session-service[sql]'."
     )
 
 
