@@ -156,7 +156,7 @@ class _SessionLog:
             return []
         turn: list[Event] = []
         is_begun, gap = False, 0
-        async for each in self._back_from(revision, event):
+        async for each in self._events_back_from(revision, event):
             if each.invocation_id != event.invocation_id:
                 gap += 1
                 if is_begun and gap == _GAP:
@@ -170,7 +170,9 @@ class _SessionLog:
             turn.append(each)
         return turn[::-1] if is_ending else []
 
-    async def _back_from(self, revision: int, event: Event) -> AsyncIterator[Event]:
+    async def _events_back_from(
+        self, revision: int, event: Event
+    ) -> AsyncIterator[Event]:
         """Yield the events from one back to the first, as of one time.
 
         Nothing if the session is not stored any more, or is a later one of the same id.

@@ -106,7 +106,7 @@ def partials_pipeline(collection: str) -> list[Document]:
     return [{"$match": {"ns.coll": collection, "operationType": "insert"}}]
 
 
-def slim(pipeline: list[Document]) -> list[Document]:
+def without_content(pipeline: list[Document]) -> list[Document]:
     """Drop the fields that can exceed the size of a reply from a pipeline's output."""
     return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
 
@@ -268,10 +268,10 @@ def needs_document(change: Document, names: WatchedCollections) -> bool:
     if change["ns"]["coll"] not in names:
         return False
     description = change.get("updateDescription")
-    return description is None or _is_in_place(description)
+    return description is None or _is_change_in_place(description)
 
 
-def _is_in_place(description: Document) -> bool:
+def _is_change_in_place(description: Document) -> bool:
     paths = [*description["updatedFields"], *description["removedFields"]]
     return bool(description.get("truncatedArrays")) or any(
         path.startswith("state.") and path.count(".") != 1 for path in paths

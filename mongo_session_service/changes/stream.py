@@ -145,7 +145,7 @@ class Stream:
         async with asyncio.timeout(silence if self._is_level else _SEARCH):
             if self._change_stream is None:
                 await self._reopen()
-            change = await self._called(self._change_stream.try_next())
+            change = await self._await_call(self._change_stream.try_next())
             self._note_resuming()
             if change is not None:
                 await self._add_document(change)
@@ -153,7 +153,7 @@ class Stream:
                 raise TimeoutError  # the server closed it
             return change
 
-    async def _called(
+    async def _await_call(
         self, call: Coroutine[Any, Any, Document | None]
     ) -> Document | None:
         if self._connection.driver is not Driver.MOTOR:
@@ -163,7 +163,9 @@ class Stream:
         return await asyncio.shield(self._thread)
 
     async def _reopen(self) -> None:
-        pipeline = decoder.slim(self._pipeline) if self._slim else self._pipeline
+        pipeline = (
+            decoder.without_content(self._pipeline) if self._slim else self._pipeline
+        )
         is_time = isinstance(self._start, Timestamp)
         start = "start_at_operation_time" if is_time else "start_after"
         await_ms = round(1000 * self._connection.limits.stream_await_seconds)

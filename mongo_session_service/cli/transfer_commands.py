@@ -217,12 +217,12 @@ _exact: Final = several(
 )
 
 
-def _take_hooks(options: dict[str, Any]) -> dict[str, Any]:
+def _pop_hooks(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in ("before_store", "after_load")}
 
 
 async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) -> bool:
-    async with address.open_service(**_take_hooks(options)) as service:
+    async with address.open_service(**_pop_hooks(options)) as service:
         from mongo_session_service.transfer import Policies, move
 
         chosen = selection(options)
@@ -308,7 +308,7 @@ def _counts_text(moved: Moved) -> str:
 
 
 async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) -> bool:
-    async with address.open_service(**_take_hooks(options)) as service:
+    async with address.open_service(**_pop_hooks(options)) as service:
         from mongo_session_service.transfer import StoreSource, verify
 
         chosen, is_exact = selection(options), options.pop("exact")

@@ -26,7 +26,7 @@ def tagged(value: Any) -> Any:
         case str() if not is_unicode(value):
             text = value.encode("utf-8", "surrogatepass")
             return {"%text": base64.b64encode(text).decode()}
-        case dict() if _is_odd(value):
+        case dict() if _needs_tag(value):
             items = [[tagged(key), tagged(each)] for key, each in value.items()]
             return {"%object": items}
         case dict():
@@ -37,7 +37,7 @@ def tagged(value: Any) -> Any:
             return value
 
 
-def _is_odd(value: dict[str, Any]) -> bool:
+def _needs_tag(value: dict[str, Any]) -> bool:
     is_tag = len(value) == 1 and next(iter(value)) in _TAGS
     return is_tag or not all(map(is_unicode, value))
 

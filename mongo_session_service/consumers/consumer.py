@@ -18,7 +18,7 @@ from mongo_session_service.consumers.handler import Handler, check_handler
 from mongo_session_service.consumers.leased_reader import (
     ConsumerSettings,
     LeasedReader,
-    begin_now,
+    start_at_present,
 )
 from mongo_session_service.consumers.processor import Processor
 from mongo_session_service.driver.lease import LeaseRenewer
@@ -90,7 +90,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
             async with self._backends.in_call() as opened:
-                await begin_now(opened.connection, self._settings)
+                await start_at_present(opened.connection, self._settings)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -93,7 +93,7 @@ class Fetcher:
             await pace.yield_to_loop()
         return found
 
-    def has_passed(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
+    def has_fetched_until(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
         """Tell whether everything that was committed until then has been fetched."""
         return cluster_time is not None and cluster_time <= self._read_until
 

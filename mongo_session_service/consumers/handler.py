@@ -111,7 +111,7 @@ async def run_interruptible_transaction(
     is_working = False
     aborted = 0
 
-    async def work_then_finish(txn: Txn) -> Result:
+    async def handle_then_save(txn: Txn) -> Result:
         nonlocal is_working, aborted
         is_working = True
         try:
@@ -128,7 +128,7 @@ async def run_interruptible_transaction(
         return result
 
     running = connection.retry(
-        run_transaction, connection, work_then_finish, session=session
+        run_transaction, connection, handle_then_save, session=session
     )
     task = asyncio.ensure_future(running)
     cancelled: asyncio.CancelledError | None = None

@@ -46,7 +46,7 @@ class ConsumerSettings:
     """Whether it gets sessions' new details as well."""
 
 
-async def begin_now(connection: Connection, settings: ConsumerSettings) -> None:
+async def start_at_present(connection: Connection, settings: ConsumerSettings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
     oplog.check_watchable(connection)
     log = await log_id(connection)
@@ -180,7 +180,7 @@ class LeasedReader:
         while not self.is_over and self._fetcher is not None:
             if (delivery := self.next_ready()) is not None:
                 return delivery
-            if self._lost is None and self._fetcher.has_passed(self.until):
+            if self._lost is None and self._fetcher.has_fetched_until(self.until):
                 # If nothing was delivered either, the next run starts from here.
                 await self.save(self._fetcher.position.advanced_to(self.until))
                 break

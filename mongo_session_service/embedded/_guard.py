@@ -39,7 +39,7 @@ def main(throw_away: str, command: list[str]) -> None:
             preexec_fn=_die_with_guard,  # noqa: PLW1509 - there is but one thread
         )
     except OSError as error:
-        _tell(f"could not be run: {error}")
+        _send_line(f"could not be run: {error}")
     else:
         # A CI runner that cancels a job sends SIGTERM to every process of it; a guard
         # that obeyed would leave mongod's directory behind. Set after mongod has
@@ -47,9 +47,9 @@ def main(throw_away: str, command: list[str]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         os.close(mongods_end)
-        _tell(f"{mongod.pid}\n")
+        _send_line(f"{mongod.pid}\n")
         last_words = _watch(mongod.pid, output)
-        _tell(f"{_ending(mongod.wait())}\n{last_words}")
+        _send_line(f"{_ending(mongod.wait())}\n{last_words}")
     os.close(_STDOUT)
     os.close(_STDERR)
     while os.read(_STDIN, 1):
@@ -58,7 +58,7 @@ def main(throw_away: str, command: list[str]) -> None:
         _remove_directory(throw_away)
 
 
-def _tell(text: str) -> None:
+def _send_line(text: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         os.write(_STDOUT, text.encode())
 

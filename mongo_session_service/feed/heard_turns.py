@@ -32,11 +32,11 @@ class HeardTurn:
         """Note events that were received whole, or are in the log."""
         self._stored.extend(event_ids)
 
-    def note_over(self, epoch: int) -> None:
+    def note_turn_end(self, epoch: int) -> None:
         """Note that the turn with this epoch has ended: it says nothing of interest."""
         self._received = max(self._received, (epoch, _END))
 
-    def note_if_news(self, change: Change) -> bool:
+    def note_progress(self, change: Change) -> bool:
         """Note a ``partial`` or ``turn``; tell whether it is new and of interest."""
         if change.turn is None or change.turn_position is None:
             return False
@@ -58,7 +58,7 @@ class HeardTurns:
         self._running: dict[SessionKey, tuple[int, HeardTurn]] = {}
         """The epoch of each turn that runs, and what was received of it."""
 
-    def note_if_news(self, change: Change) -> bool:
+    def note_progress(self, change: Change) -> bool:
         """Note a change, and tell whether it is new and still of interest."""
         key = change.session_key
         if key is None:
@@ -69,7 +69,7 @@ class HeardTurns:
         if change.turn is None:
             return True
         if change.kind == "partial":
-            return heard is not None and heard.note_if_news(change)
+            return heard is not None and heard.note_progress(change)
         status = change.turn.status
         if change.turn.epoch > epoch and status == "running":
             self._running[key] = (change.turn.epoch, HeardTurn())

@@ -136,7 +136,7 @@ class Reader:
             stream = Stream(connection, decoder.pipeline(connection), start)
             self._position = start
             self._counters.note_open()
-            opened.sweep.look_within(0)  # at what subscribers hear of next
+            opened.sweep.sweep_within(0)  # at what subscribers hear of next
             self._attach_waiting()
             try:
                 await self._follow(opened, stream)

@@ -111,7 +111,7 @@ class Subscription:
 
     async def __anext__(self) -> Change:
         while change := (await self._next_notification()).change:
-            if self._turns is None or self._turns.note_if_news(change):
+            if self._turns is None or self._turns.note_progress(change):
                 return change
         raise StopAsyncIteration
 
@@ -221,7 +221,7 @@ class SessionSubscription(Subscription):
         if change is None:
             self._is_following = False
         elif change.kind in {"partial", "turn"}:
-            self._waiting += [change] if self._turn.note_if_news(change) else []
+            self._waiting += [change] if self._turn.note_progress(change) else []
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
@@ -285,8 +285,8 @@ class SessionSubscription(Subscription):
     def _continue_from(self, view: View) -> None:
         self._waiting.extend(view.missed)
         if view.is_complete:
-            self._turn.note_over(view.past_epoch)
+            self._turn.note_turn_end(view.past_epoch)
             self._turn.note_stored(view.stored_ids)
-            self._waiting.extend(filter(self._turn.note_if_news, view.said))
+            self._waiting.extend(filter(self._turn.note_progress, view.said))
             self._since = view.as_of
             self._is_following = True

@@ -95,9 +95,9 @@ class Sweep:
     def expect(self, expire_time: object) -> None:
         """Look when a session expires that was stored just now, if it does."""
         if isinstance(expire_time, int | float):
-            self.look_within(expire_time - self._connection.clock.now())
+            self.sweep_within(expire_time - self._connection.clock.now())
 
-    def look_within(self, seconds: float) -> None:
+    def sweep_within(self, seconds: float) -> None:
         """Look in so many seconds at the latest."""
         before = self._schedule.due
         self._schedule.expect(seconds)
@@ -119,7 +119,11 @@ class Sweep:
         if math.isfinite(delay):
             loop, jitter = asyncio.get_running_loop(), random.uniform(0.05, _JITTER)  # noqa: S311
             self._timer = loop.call_later(
-                delay + jitter, _fire, weakref.ref(self), os.getpid(), context=Context()
+                delay + jitter,
+                _sweep_alive,
+                weakref.ref(self),
+                os.getpid(),
+                context=Context(),
             )
 
     def _look(self) -> None:
@@ -139,10 +143,10 @@ class Sweep:
             if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
                 wait = math.inf  # others remove what this user may only read
         finally:
-            self.look_within(wait)
+            self.sweep_within(wait)
 
 
-def _fire(sweep: weakref.ref[Sweep], pid: int) -> None:
+def _sweep_alive(sweep: weakref.ref[Sweep], pid: int) -> None:
     # In a child forked within the loop, what is due still fires as the loop ends.
     if (alive := sweep()) is not None and pid == os.getpid():
         alive._look()  # noqa: SLF001  its own timer

@@ -216,7 +216,7 @@ class _RebasingAppend:
             attempts = 0
             while attempts < appender.connection.limits.rebase_attempts:
                 missed = await self._read_in_time(self._load_missed())
-                if missed and is_outrun(self.session.events, missed.events, event):
+                if missed and is_overtaken(self.session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
                 if missed and unanswered(missed.events, event):
                     if time.monotonic() > self.deadline:
@@ -274,7 +274,7 @@ async def _pause() -> None:
     await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  no secret
 
 
-def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
+def is_overtaken(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
     """Tell whether a concurrent run of an event's turn has overtaken it.
 
     Its writer has ``seen`` the log, but not what it has ``missed``.

@@ -137,13 +137,13 @@ class SessionWithInitialState(NamedTuple):
             Query("sessions", {"_id": key.id}),
             Query("events", {"_id": key.event_id(0)}),
         )
-        origin = cls.pick_from(found, key, connection.clock.now())
+        origin = cls.from_documents(found, key, connection.clock.now())
         if origin is None:
             raise session_not_found_error(key.session_id)
         return origin
 
     @classmethod
-    def pick_from(
+    def from_documents(
         cls, found: list[Document], key: SessionKey, now: float
     ) -> SessionWithInitialState | None:
         """Pick both from documents; None if the session is not stored."""
@@ -166,7 +166,7 @@ async def load_session_at(
         Query("events", queries.events_until(key, until), order=-1),
         *queries.shared_state_queries(key.app_name, key.user_id),
     )
-    origin = SessionWithInitialState.pick_from(found, key, connection.clock.now())
+    origin = SessionWithInitialState.from_documents(found, key, connection.clock.now())
     if origin is None:
         return None
     head = origin.session

@@ -70,7 +70,7 @@ async def hand_over(
         ConflictError: there is a conflict, and ``on_conflict`` is ``fail``.
         TransferError: something cannot be read.
     """
-    taker = _Taker(service, on_conflict)
+    replay = _Replay(service, on_conflict)
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             match item:
@@ -79,39 +79,39 @@ async def hand_over(
                         raise TransferError(f"Cannot be handed over: {item}.")
                     on_problem(item)
                 case SharedState():
-                    taker.states.append(item)
+                    replay.states.append(item)
                 case SessionHeader():
-                    await taker.begin_session(item)
+                    await replay.begin_session(item)
                 case Event():
-                    await taker.append(item)
-    await taker.give_states()
-    return taker.given
+                    await replay.append(item)
+    await replay.set_shared_states()
+    return replay.counts
 
 
 @dataclass(slots=True)
-class _Taker:
+class _Replay:
     service: BaseSessionService
     on_conflict: str
-    given: HandedOver = field(default_factory=HandedOver)
+    counts: HandedOver = field(default_factory=HandedOver)
     states: list[SharedState] = field(default_factory=list)
     header: SessionHeader = field(init=False)
     session: Session | None = None
     """The session that is being copied; None if it is skipped."""
     known: list[Event] = field(default_factory=list)
     """The events that it had."""
-    agreed: int = 0
+    matched: int = 0
     """How many of them equal the source's so far."""
 
     async def begin_session(self, header: SessionHeader) -> None:
         """Load a session, or create it with its final state."""
-        self.header, self.known, self.agreed = header, [], 0
+        self.header, self.known, self.matched = header, [], 0
         self.session = await self.service.get_session(**header.key.id)
         if self.session is None:
             self.session = await self._create(header)
-            self.given.sessions += 1
+            self.counts.sessions += 1
         else:
             self.known = list(self.session.events)
-            self.given.known += 1
+            self.counts.known += 1
 
     async def _create(self, header: SessionHeader) -> Session:
         title = header.details.title if header.details else None
@@ -123,14 +123,14 @@ class _Taker:
 
     async def append(self, event: Event) -> None:
         """Append an event, unless the session has it."""
-        if self.session and self.agreed < len(self.known):
-            if self.known[self.agreed].id == event.id:
-                self.agreed += 1
+        if self.session and self.matched < len(self.known):
+            if self.known[self.matched].id == event.id:
+                self.matched += 1
                 return
             await self._replace()
         if self.session:
             await self.service.append_event(self.session, event)
-            self.given.events += 1
+            self.counts.events += 1
 
     async def _replace(self) -> None:
         """Recreate the session with the events that agree, or skip it."""
@@ -139,16 +139,16 @@ class _Taker:
             raise ConflictError(f"The service has other events of {where}.")
         if self.on_conflict == "skip":
             self.session = None
-            self.given.skipped += 1
+            self.counts.skipped += 1
             return
-        agreed, self.known = self.known[: self.agreed], []
+        matched, self.known = self.known[: self.matched], []
         await self.service.delete_session(**self.header.key.id)
         self.session = await self._create(self.header)
-        for event in agreed:
+        for event in matched:
             await self.service.append_event(self.session, event)
-        self.given.replaced += 1
+        self.counts.replaced += 1
 
-    async def give_states(self) -> None:
+    async def set_shared_states(self) -> None:
         """Set shared state, at the end: replayed events set it in another order.
 
         Only ``create_session`` sets state without an event, so a temporary session is

@@ -220,14 +220,14 @@ class BatchEncoder:
                 self._batch.states_read += bool(item.state)
                 self._add_state(item)
         if self._batch.is_full:
-            yield self._taken()
+            yield self._finished_batch()
 
     def end_batch(self) -> Iterable[Batch]:
         """Return the remaining batches."""
         yield from self._end_session()
-        yield self._taken()
+        yield self._finished_batch()
 
-    def _taken(self) -> Batch:
+    def _finished_batch(self) -> Batch:
         batch, self._batch = self._batch, Batch()
         return batch
 
@@ -247,7 +247,7 @@ class BatchEncoder:
             key = session_key(*header.key)
             if key in self._batch.keys:
                 # Once the first is stored, the second is compared with it.
-                yield self._taken()
+                yield self._finished_batch()
             if key in self._stripped:
                 reason = (
                     "the source has another one whose id differs only in white space"
@@ -282,13 +282,13 @@ class BatchEncoder:
         if current is not None and current.is_first:
             self._batch.add(current)
         elif current is not None:
-            yield from self._alone(current)
+            yield from self._batch_alone(current)
 
-    def _alone(self, part: EncodedSession) -> Iterable[Batch]:
+    def _batch_alone(self, part: EncodedSession) -> Iterable[Batch]:
         """Yield the batch so far, then a part in a batch of its own."""
-        yield self._taken()
+        yield self._finished_batch()
         self._batch.add(part)
-        yield self._taken()
+        yield self._finished_batch()
 
     def _add_event(self, event: Event) -> Iterable[Batch]:
         current = self._current
@@ -308,7 +308,7 @@ class BatchEncoder:
         is_full = len(current.appends) >= MAX_EVENTS
         if current.appends and (is_full or current.size + append.size > MAX_BYTES):
             rest = current.next_part()
-            yield from self._alone(current)
+            yield from self._batch_alone(current)
             self._current = current = rest
         current.appends.append(append)
         current.changed |= append.delta.session.keys()

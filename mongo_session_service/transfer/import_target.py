@@ -193,7 +193,7 @@ class ImportTarget:
                 else:
                     reservation = await self._reserve_instead(each.found)
                     entering.append(each._replace(found=reservation))
-            await self._enter(entering)
+            await self._store_new_sessions(entering)
         except PyMongoError as error:
             if is_duplicate_key(error):  # of a document that the plan did not find
                 raise ChangedError from None
@@ -214,7 +214,7 @@ class ImportTarget:
                 )
         self._in_clear |= apps
 
-    async def _enter(self, entering: list[SessionPlan]) -> None:
+    async def _store_new_sessions(self, entering: list[SessionPlan]) -> None:
         """Store new sessions; events that an interrupted import has stored stay."""
         await self._reserve(entering)
         events: list[Document] = []

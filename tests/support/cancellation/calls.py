@@ -65,7 +65,7 @@ FOLLOWERS = [
 """Of what the feed tells, which has to be there before and after."""
 
 CONSUMERS = [
-    Case("Consumer.__aenter__", readers.begin_now, 5),
+    Case("Consumer.__aenter__", readers.start_at_present, 5),
     Case("Consumer.__anext__ and __aexit__", readers.consume, 20),
     Case("Consumer.commit", readers.commit, 3),
     Case("Consumer.close", readers.close, 3),

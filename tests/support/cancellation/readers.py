@@ -73,7 +73,7 @@ async def consume(world: World) -> Prepared:
     return read(), check
 
 
-async def begin_now(world: World) -> Prepared:
+async def start_at_present(world: World) -> Prepared:
     """A new name, which is told what happens once it has been entered."""
     session = await world.session(events=1)
     name = world.new_id()

@@ -6,7 +6,7 @@ import pytest
 from google.adk.events import Event
 from support.function_calls import called, responded
 
-from mongo_session_service.sessions.appender import is_outrun, unanswered
+from mongo_session_service.sessions.appender import is_overtaken, unanswered
 
 MINE = Event(author="webhook", invocation_id="mine")
 
@@ -56,4 +56,4 @@ def test_one_run_of_a_turn_goes_on(
     outcome: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
     """A response given twice, and calls of the same turn by two, are told apart."""
-    assert is_outrun(seen, missed, event) is outcome
+    assert is_overtaken(seen, missed, event) is outcome
