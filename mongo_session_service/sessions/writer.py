@@ -518,6 +518,8 @@ class Writer:
         except StorageUnavailableError as failure:
             return self._give_up([queued], failure)
         except Exception as reason:  # noqa: BLE001  as above
+            # Its traceback need not begin with the refusal of the batch.
+            reason.__suppress_context__ = True
             queued.answer_caller(reason)
             return []
         if isinstance(found, Marker):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 import pytest
@@ -50,6 +51,24 @@ async def read(service: MongoSessionService, session: Session) -> Session:
     found = await service.get_session(app_name=APP, user_id=USER, session_id=session.id)
     assert found is not None
     return found
+
+
+async def test_a_refused_write_has_a_short_traceback(
+    service: MongoSessionService,
+) -> None:
+    """It shows the caller's mistake, and nothing of the batch that was refused."""
+    (session,) = await create(service, 1)
+    stale = session.model_copy(deep=True)
+    await service.append_event(session, new_event())
+
+    with pytest.raises(AlreadyExistsError) as taken:
+        await create(service, 1)
+    with pytest.raises(StaleSessionError) as late:
+        await service.append_event(stale, new_event())
+
+    for error in (taken.value, late.value):
+        shown = "".join(traceback.format_exception(error))
+        assert shown.count("Traceback (most recent call last)") == 1
 
 
 async def test_appends_at_once_share_transactions(
