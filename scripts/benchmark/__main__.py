@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+from concurrent.futures import BrokenExecutor
 
 from pymongo.errors import PyMongoError
 
@@ -16,7 +17,7 @@ from mongo_session_service.embedded import EmbeddedServerError
 
 PROGRAMS = ("services", "feed", "page", "stuck", "turns")
 FAILURES = (
-    *(WrongError, StepError),
+    *(WrongError, StepError, BrokenExecutor),
     *(MongoSessionServiceError, EmbeddedServerError, PyMongoError),
 )
 

@@ -11,23 +11,26 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from mongo_session_service.embedded import EmbeddedReplicaSet
 
 ROUNDS = 5
 """The least number of rounds for figures that may be quoted."""
 
 
-def add_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
-    """Add what all programs take; `quick` says what that does."""
+def make_parser(program: str, about: str | None) -> argparse.ArgumentParser:
+    """Make a parser of the arguments that all programs take."""
+    parser = argparse.ArgumentParser(
+        f"scripts/bench {program}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
-    add("--quick", action="store_true", help=quick)
+    add("--quick", action="store_true", help="rough: 2 rounds")
     add("--rounds", type=int, metavar="N", help="how often each is measured")
     add("--json", type=Path, metavar="FILE", help="write every figure")
+    return parser
 
 
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -66,16 +69,6 @@ def collect_facts(arguments: argparse.Namespace) -> dict[str, Any]:
     return facts
 
 
-@contextmanager
-def running_mongodb(uri: str | None = None) -> Iterator[tuple[str, int | None]]:
-    """The URI of a MongoDB, by default of a new one, and the process of the latter."""
-    if uri:
-        yield uri, None
-        return
-    with EmbeddedReplicaSet() as mongodb:
-        yield mongodb.uri, mongodb.pids[0]
-
-
 def is_rough(facts: Mapping[str, Any]) -> bool:
     """True if too little was measured to quote, or judge, its figures."""
     return bool(facts["quick"]) or facts["rounds"] < ROUNDS
@@ -95,6 +88,11 @@ def described(facts: Mapping[str, Any]) -> str:
     if is_busy(facts):
         text += f"; busy: load average {facts['load_before'][0]:.1f} at its start"
     return text
+
+
+def listed(facts: Mapping[str, Any]) -> str:
+    """All facts, on one line."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def show_progress(step: str) -> None:

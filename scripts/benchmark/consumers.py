@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any
 
 from google.adk.events import Event
 from google.genai import types
@@ -15,6 +14,8 @@ from pymongo import AsyncMongoClient
 
 from benchmark.circumstances import show_progress
 from benchmark.figures import WrongError, quantile
+from benchmark.processes import new_processes, play
+from benchmark.report import Report
 from mongo_session_service import Change, Consumer, MongoSessionService
 
 SESSIONS = 50
@@ -22,11 +23,12 @@ SLOW = 2000
 """Changes that are enough of a way that handles one at a time."""
 WAIT = 0.005
 """Seconds of a handler that asks another service."""
-SECONDS = 10.0
+SECONDS = 10
 """Duration of appends at a fixed rate."""
 PATIENCE = 300.0
 DATABASE = "consumers"
-Figure: TypeAlias = tuple[str, float, str]
+RATES = (500, 2000)
+"""Appends a second."""
 
 
 async def append(uri: str, count: int, rate: float | None) -> float:
@@ -52,11 +54,6 @@ async def append(uri: str, count: int, rate: float | None) -> float:
 
         await asyncio.gather(*(append_some() for _ in range(SESSIONS)))
         return count / (time.monotonic() - started)
-
-
-def append_in_process(uri: str, count: int, rate: float | None) -> float:
-    """Append from a process of its own."""
-    return asyncio.run(append(uri, count, rate))
 
 
 class Counter:
@@ -110,10 +107,9 @@ WAYS: dict[str, tuple[Callable[[Consumer, int], Awaitable[None]], bool]] = {
 
 
 async def catch_up(
-    service: MongoSessionService, source: str, count: int
-) -> list[Figure]:
+    service: MongoSessionService, source: str, count: int, report: Report
+) -> None:
     """How fast everything that is stored already is handled."""
-    figures = []
     for way, (handle, is_slow) in WAYS.items():
         show_progress(f"consumer from the {source}, {way}")
         wanted = min(count, SLOW) if is_slow else count
@@ -121,14 +117,15 @@ async def catch_up(
         async with asyncio.timeout(PATIENCE):
             await handle(service.consumer(f"{source} {way}"), wanted)
         rate = wanted / (time.perf_counter() - started)
-        figures.append((f"from the {source}, {way}", rate, "changes/s"))
-    return figures
+        report.add(f"from the {source}, {way}", rate, "changes/s")
 
 
-async def keep_up(uri: str, pool: ProcessPoolExecutor, rate: float) -> list[Figure]:
+async def keep_up(
+    uri: str, pool: ProcessPoolExecutor, rate: int, report: Report
+) -> None:
     """How many changes a consumer is behind while they come at a rate."""
     show_progress(f"consumer, {rate:g} appends/s")
-    count = int(rate * SECONDS)
+    count = rate * SECONDS
     async with (
         AsyncMongoClient[Any](uri) as client,
         MongoSessionService(uri, database=DATABASE) as service,
@@ -139,7 +136,7 @@ async def keep_up(uri: str, pool: ProcessPoolExecutor, rate: float) -> list[Figu
         events = client[DATABASE]["events"]
         before = await events.estimated_document_count()
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(pool, append_in_process, uri, count, rate)
+        writing = loop.run_in_executor(pool, play, append, uri, count, rate)
         lags = []
         while not writing.done():
             await asyncio.wait([writing], timeout=SECONDS / 10)
@@ -151,30 +148,27 @@ async def keep_up(uri: str, pool: ProcessPoolExecutor, rate: float) -> list[Figu
     if counter.count != count:
         raise WrongError(f"{count} were appended, {counter.count} handled")
     name, half = f"{rate:,.0f} appends/s wanted", len(lags) // 2
-    return [
-        (f"{name}, made", await writing, "/s"),
-        (f"{name}, behind in the first half", quantile(lags[:half], 0.5), "changes"),
-        (f"{name}, behind in the second half", quantile(lags[half:], 0.5), "changes"),
-        (f"{name}, all handled after the last", time.monotonic() - ended, "s"),
-    ]
+    report.add(f"{name}, all handled after the last", time.monotonic() - ended, "s")
+    report.add(f"{name}, made", await writing, "/s")
+    for which, some in (("first", lags[:half]), ("second", lags[half:])):
+        behind = quantile(some, 0.5)
+        report.add(f"{name}, behind in the {which} half", behind, "changes")
 
 
-async def measure_consumers(uri: str, count: int, rate: float) -> list[Figure]:
+async def measure_consumers(uri: str, count: int, report: Report) -> None:
     """Catching up with so many changes, then keeping up with appends."""
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawning) as pool:
+    with new_processes(1) as pool:
         loop = asyncio.get_running_loop()
 
         async def append_all() -> None:
-            await loop.run_in_executor(pool, append_in_process, uri, count, None)
+            await loop.run_in_executor(pool, play, append, uri, count, None)
 
         await append_all()
         async with MongoSessionService(uri, database=DATABASE) as service:
-            figures = await catch_up(service, "log", count)
+            await catch_up(service, "log", count, report)
             for way in WAYS:
                 await service.consumer(f"stream {way}", start="now").__aenter__()
             await append_all()
-            figures += await catch_up(service, "stream", count)
-        for each in (rate / 4, rate):
-            figures += await keep_up(uri, pool, each)
-    return figures
+            await catch_up(service, "stream", count, report)
+        for rate in RATES:
+            await keep_up(uri, pool, rate, report)

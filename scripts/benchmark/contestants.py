@@ -21,7 +21,13 @@ from sqlalchemy import func, select, text
 from typing_extensions import override
 
 from benchmark.figures import Sample, chunks, sampled, time_call
-from benchmark.handwritten import BareLoop, HandWritten, event_document
+from benchmark.handwritten import (
+    AT_ONCE,
+    HandWritten,
+    append_bare,
+    event_document,
+    key_of,
+)
 from mongo_session_service import MongoSessionService
 
 SEEDED_AT_ONCE = 500
@@ -100,12 +106,7 @@ class Contestant:
 
     async def create(self, session: Session) -> None:
         """Store a new session."""
-        await self.service.create_session(
-            app_name=session.app_name,
-            user_id=session.user_id,
-            session_id=session.id,
-            state=session.state,
-        )
+        await self.service.create_session(**key_of(session), state=session.state)
 
     async def seed_sessions(self, sessions: Sequence[Session]) -> None:
         """Store new sessions."""
@@ -204,11 +205,7 @@ class AdkMongo(MongoContestant):
 
     @override
     async def seed_events(self, session: Session, events: Sequence[Event]) -> None:
-        key = {
-            "app_name": session.app_name,
-            "user_id": session.user_id,
-            "session_id": session.id,
-        }
+        key = key_of(session)
         await self.database.events.insert_many(
             {
                 "_id": {**key, "event_id": event.id},
@@ -230,7 +227,7 @@ class ByHand(MongoContestant):
 
     @override
     async def make(self) -> Any:
-        service = HandWritten(AsyncMongoClient(self.servers.uri), self.database.name)
+        service = HandWritten(self.client, self.database.name)
         await service.setup()
         return service
 
@@ -260,14 +257,15 @@ class ByBareLoop(Ours):
 
     @override
     async def append(self, lanes: Sequence[Lane]) -> Sample:
-        loop = BareLoop(self.client, self.database.name)
-        await loop.prepare(lanes[0].session.app_name)
         sessions = [lane.session for lane in lanes]
+        query = {"_id.app_name": sessions[0].app_name}
+        found = await self.database.sessions.find(query).to_list()
+        stored = {each["_id"]["session_id"]: each for each in found}
         async with sampled(self.server_cpu) as sample:
             for events in zip(*(lane.events for lane in lanes), strict=True):
                 appends = zip(sessions, events, strict=True)
-                for some in chunks(appends, BareLoop.AT_ONCE):
-                    took = await time_call(loop.append(some))
+                for some in chunks(appends, AT_ONCE):
+                    took = await time_call(append_bare(self.database, stored, some))
                     sample.calls += [took] * len(some)
         return sample
 

@@ -14,14 +14,13 @@ Every subscription and every consumer is checked to receive what it must.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
 import statistics
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from benchmark import circumstances
 from benchmark.circumstances import show_progress
 from benchmark.consumers import measure_consumers
 from benchmark.figures import WrongError, quantile
+from benchmark.report import Report, reporting
 from mongo_session_service import MongoSessionService, Subscription
 
 APP, USERS = "app", 50
@@ -42,34 +42,6 @@ WRITERS = 32
 PATIENCE = 60.0
 SHARE = 100
 """The number of subscriptions is a multiple of it, to be spread evenly."""
-
-
-@dataclass
-class Report:
-    """The figures, and whether they are good enough."""
-
-    is_rough: bool
-    rows: list[str] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
-
-    def add(
-        self,
-        name: str,
-        value: float,
-        unit: str,
-        *,
-        below: float | None = None,
-        note: str = "",
-    ) -> None:
-        """Add a figure, and what it should be below."""
-        self.figures[name] = round(value, 3)
-        goal = ""
-        if below is not None:
-            goal = f"< {below:g} {unit}"
-            if not self.is_rough:
-                goal += ": reached" if value < below else ": MISSED"
-        text = f"{value:,.4g} {unit}  {note}"
-        self.rows.append(f"{name:<48} {text:<42} {goal}".rstrip())
 
 
 def make_event(**delta: Any) -> Event:
@@ -171,7 +143,6 @@ class Subscriptions:
             finally:
                 await crowd.close()
         await self._measure_writes()
-        show_progress("")
 
     async def _measure_opening(
         self, crowd: Crowd, reading: MongoSessionService
@@ -187,7 +158,7 @@ class Subscriptions:
         gc.collect()
         self.report.add("open", self.count / seconds, "/s")
         memory, most = (resident() - before) / 1e6, 100 * self.count / 10_000
-        self.report.add(f"memory of {self.count:,} idle", memory, "MB", below=most)
+        self.report.add(f"memory of {self.count:,} idle", memory, "MB", most=most)
         stats = reading.feed_stats()
         if stats.subscriptions != self.count:
             raise WrongError(f"{stats.subscriptions} of {self.count} subscriptions")
@@ -209,7 +180,7 @@ class Subscriptions:
             delays += [(at - returned) * 1000 for at in await crowd.told()]
             await asyncio.sleep(0.005)
         note, p50 = f"{share} for each session", quantile(delays, 0.5)
-        self.report.add("delivery, p50", p50, "ms", below=10, note=note)
+        self.report.add("delivery, p50", p50, "ms", most=10, note=note)
         self.report.add("delivery, p99", quantile(delays, 0.99), "ms")
 
     async def _measure_broadcast(
@@ -225,7 +196,7 @@ class Subscriptions:
             slowest.append((max(await crowd.told()) - returned) * 1000)
             await asyncio.sleep(0.1)
         what, median = f"broadcast to {self.count:,}", statistics.median(slowest)
-        self.report.add(f"{what}, median", median, "ms", below=500)
+        self.report.add(f"{what}, median", median, "ms", most=500)
         self.report.add(f"{what}, slowest", max(slowest), "ms")
 
     async def _measure_writes(self) -> None:
@@ -240,17 +211,18 @@ class Subscriptions:
                 cpu[count].append(one_cpu)
                 rates[count].append(rate)
         for count in counts:
-            name, median = f"{count:,} subscriptions", statistics.median(cpu[count])
-            note = f"({min(cpu[count]):.3f} to {max(cpu[count]):.3f})"
-            self.report.add(f"mongod's CPU per write, {name}", median, "ms", note=note)
-        changes = [b / a - 1 for a, b in zip(cpu[1], cpu[1000], strict=True)]
-        note = f"({100 * min(changes):.1f} to {100 * max(changes):.1f})"
-        median = 100 * statistics.median(changes)
-        self.report.add("  1,000 against 1", median, "%", below=5, note=note)
-        for count in counts:
-            name, median = f"{count:,} subscriptions", statistics.median(rates[count])
-            note = f"({min(rates[count]):,.0f} to {max(rates[count]):,.0f})"
-            self.report.add(f"writes, {name}", median, "/s", note=note)
+            name = f"{count:,} subscriptions"
+            for what, unit, values in (
+                ("mongod's CPU per write", "ms", cpu[count]),
+                ("writes", "/s", rates[count]),
+            ):
+                note = f"({min(values):,.4g} to {max(values):,.4g})"
+                median = statistics.median(values)
+                self.report.add(f"{what}, {name}", median, unit, note=note)
+        changes = [100 * (b / a - 1) for a, b in zip(cpu[1], cpu[1000], strict=True)]
+        note = f"({min(changes):.1f} to {max(changes):.1f})"
+        median, name = statistics.median(changes), "mongod's CPU, 1,000 against 1"
+        self.report.add(name, median, "%", most=5, note=note)
 
     async def _write(self, app: str, count: int) -> tuple[float, float]:
         """Milliseconds of mongod's CPU per write, and writes per second.
@@ -315,50 +287,19 @@ def count_change_streams(client: MongoClient[Any]) -> int:
     )
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the arguments; exits with 2 if they make no sense."""
-    parser = argparse.ArgumentParser(
-        "scripts/bench feed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    circumstances.add_options(parser, quick="a minute, for a first impression")
-    add = parser.add_argument
-    add("--subscriptions", type=int, default=10_000, metavar="N", help="how many")
-    add("--changes", type=int, metavar="N", help="that consumers catch up with")
-    add("--rate", type=float, default=2000, metavar="N", help="appends a second")
-    arguments = circumstances.parse_arguments(parser)
-    if arguments.subscriptions < SHARE or arguments.subscriptions % SHARE:
-        parser.error("--subscriptions must be a number of hundreds")
-    arguments.changes = arguments.changes or (2000 if arguments.quick else 20_000)
-    return arguments
-
-
 def main() -> int:
-    """Run the benchmark; the exit code."""
-    arguments = parse_arguments()
-    facts = circumstances.collect_facts(arguments)
-    report = Report(circumstances.is_rough(facts))
-    with circumstances.running_mongodb() as (uri, mongod):
-        assert mongod is not None  # noqa: S101  it is a new one
+    """Measure subscriptions, then consumers; the exit code."""
+    parser = circumstances.make_parser("feed", __doc__)
+    parser.add_argument("--subscriptions", type=int, default=10_000, metavar="N")
+    arguments = circumstances.parse_arguments(parser)
+    count = arguments.subscriptions
+    if count < SHARE or count % SHARE:
+        parser.error("--subscriptions must be a number of hundreds")
+    writes, changes = (200, 2000) if arguments.quick else (1000, 20_000)
+    with reporting("Feed and consumers", arguments) as (report, mongodb):
         subscriptions = Subscriptions(
-            uri,
-            mongod,
-            arguments.subscriptions,
-            arguments.rounds,
-            writes=200 if arguments.quick else 1000,
-            report=report,
+            *(mongodb.uri, mongodb.pids[0], count, arguments.rounds, writes, report)
         )
         asyncio.run(subscriptions.measure())
-        for name, value, unit in asyncio.run(
-            measure_consumers(uri, arguments.changes, arguments.rate)
-        ):
-            report.add(name, value, unit)
-    print(
-        f"Feed and consumers, {circumstances.described(facts)}", *report.rows, sep="\n"
-    )
-    print("", ", ".join(f"{name} {value}" for name, value in facts.items()), sep="\n")
-    circumstances.write_json(
-        arguments.json, {"about": facts, "figures": report.figures}
-    )
+        asyncio.run(measure_consumers(mongodb.uri, changes, report))
     return 0

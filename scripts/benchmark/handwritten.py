@@ -15,7 +15,11 @@ from google.adk.sessions.base_session_service import (
     ListSessionsResponse,
 )
 from pymongo import AsyncMongoClient, WriteConcern
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import CollectionInvalid
+
+AT_ONCE = 32
+"""Appends in one transaction of the limit."""
 
 
 class HandWritten:
@@ -144,8 +148,7 @@ class HandWritten:
         return state
 
     async def close(self) -> None:
-        """Close the client."""
-        await self._client.close()
+        """Do nothing: the client is the caller's."""
 
 
 def event_document(session_id: str, event: Event) -> dict[str, Any]:
@@ -158,57 +161,49 @@ def event_document(session_id: str, event: Event) -> dict[str, Any]:
     }
 
 
-class BareLoop:
-    """Transactions of so many appends with nothing around them: the limit.
+def key_of(session: Session) -> dict[str, str]:
+    """The arguments by which a session is read."""
+    return {
+        "app_name": session.app_name,
+        "user_id": session.user_id,
+        "session_id": session.id,
+    }
 
-    Each appends to different sessions of this package, in its documents and with an
-    append's filter. The only work for an append is one `model_dump` of its event.
+
+async def append_bare(
+    database: AsyncDatabase[Any],
+    stored: dict[str, dict[str, Any]],
+    appends: Sequence[tuple[Session, Event]],
+) -> None:
+    """Append to different sessions as one transaction, with nothing around: the limit.
+
+    `stored` has this package's documents of the sessions, by id; those of the appends,
+    and their filter, are this package's too. The only work for an append is one
+    `model_dump` of its event.
     """
-
-    AT_ONCE = 32
-
-    def __init__(self, client: AsyncMongoClient[Any], database: str) -> None:
-        self._client = client
-        self._database = client[database]
-        self._create_times: dict[str, float] = {}
-        self._revisions: dict[str, int] = {}
-
-    async def prepare(self, app_name: str) -> None:
-        """Read what appends to an app's sessions expect."""
-        async for found in self._database.sessions.find({"_id.app_name": app_name}):
-            session_id = found["_id"]["session_id"]
-            self._create_times[session_id] = found["create_time"]
-            self._revisions[session_id] = found["revision"]
-
-    async def append(self, appends: Sequence[tuple[Session, Event]]) -> None:
-        """Store events and their deltas as one transaction."""
-        now, updates, documents = time.time(), [], []
-        for session, event in appends:
-            key = {
-                "app_name": session.app_name,
-                "user_id": session.user_id,
-                "session_id": session.id,
-            }
-            revision = self._revisions[session.id]
-            self._revisions[session.id] = revision + 1
-            wanted = {
-                "_id": key,
-                "expire_time": {"$not": {"$lte": now}},
-                "revision": revision,
-                "create_time": self._create_times[session.id],
-                "ttl": None,
-            }
-            changes = {f"state.{k}": v for k, v in event.actions.state_delta.items()}
-            changes |= {"revision": revision + 1, "update_time": event.timestamp}
-            updates.append({"q": wanted, "u": {"$set": changes}})
-            dumped = event.model_dump(mode="json", exclude_none=True)
-            documents.append(
-                {"_id": {**key, "revision": revision + 1}, "event": dumped}
-            )
-        async with (
-            self._client.start_session() as txn,
-            await txn.start_transaction(write_concern=WriteConcern("majority")),
-        ):
-            run = self._database.command
-            await run({"update": "sessions", "updates": updates}, session=txn)
-            await run({"insert": "events", "documents": documents}, session=txn)
+    now, updates, documents = time.time(), [], []
+    for session, event in appends:
+        before = stored[session.id]
+        revision = before["revision"]
+        before["revision"] += 1
+        wanted = {
+            "_id": before["_id"],
+            "expire_time": {"$not": {"$lte": now}},
+            "revision": revision,
+            "create_time": before["create_time"],
+            "ttl": None,
+        }
+        changes = {f"state.{k}": v for k, v in event.actions.state_delta.items()}
+        changes |= {"revision": revision + 1, "update_time": event.timestamp}
+        updates.append({"q": wanted, "u": {"$set": changes}})
+        dumped = event.model_dump(mode="json", exclude_none=True)
+        documents.append(
+            {"_id": {**before["_id"], "revision": revision + 1}, "event": dumped}
+        )
+    async with (
+        database.client.start_session() as txn,
+        await txn.start_transaction(write_concern=WriteConcern("majority")),
+    ):
+        run = database.command
+        await run({"update": "sessions", "updates": updates}, session=txn)
+        await run({"insert": "events", "documents": documents}, session=txn)

@@ -9,7 +9,6 @@ of the page's main thread for each is what Chromium says.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import copy
 import os
@@ -27,6 +26,7 @@ from pymongo import MongoClient
 from benchmark import circumstances
 from benchmark.circumstances import show_progress
 from benchmark.figures import WrongError
+from benchmark.report import Report, reporting
 from mongo_session_service import MongoSessionService
 
 KEY = {"app_name": "bench", "user_id": "ada"}
@@ -41,11 +41,14 @@ LONG_TASKS = """
   });
   observer.observe({ type: "longtask", buffered: true });
 """
-HARD = {
-    "30,000 keys": ("x", {f"key {number}": number for number in range(30_000)}),
-    "10 MB of text": ("lorem ipsum dolor " * 580_000, {}),
-    "48 KB of '* '": ("* " * 24_000, {}),
+SESSIONS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "20,000 events": (20_000, "x", {"n": 0}),
+    "100,000 events": (100_000, "x", {"n": 0}),
+    "30,000 keys": (1, "x", {f"key {number}": number for number in range(30_000)}),
+    "10 MB of text": (1, "lorem ipsum dolor " * 580_000, {}),
+    "48 KB of '* '": (1, "* " * 24_000, {}),
 }
+"""By name: how many events, and the text and the delta of each."""
 
 
 class Row(NamedTuple):
@@ -127,9 +130,8 @@ async def measure(
     return Row(name, shown, read, max(tasks, default=0), len(tasks), new)
 
 
-async def run(uri: str, counts: list[int], rounds: int) -> list[Row]:
-    """Measure each session in a page of its own, and print each row."""
-    rows = []
+async def run(uri: str, rounds: int, report: Report) -> None:
+    """Measure each session in a page of its own, and report each row."""
     command = (sys.executable, "-m", "mongo_session_service", "live", "--uri", uri)
     server = await asyncio.create_subprocess_exec(
         *command, "--no-open", "--port", "0", stdout=asyncio.subprocess.PIPE
@@ -144,41 +146,25 @@ async def run(uri: str, counts: list[int], rounds: int) -> list[Row]:
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
             for number in range(rounds):
-                sessions = {
-                    f"{count:,} events": (count, said("x", {"n": 0}))
-                    for count in counts
-                }
-                sessions |= {name: (1, said(*it)) for name, it in HARD.items()}
-                for name, (count, event) in sessions.items():
+                for name, (count, text, delta) in SESSIONS.items():
                     own = f"{name} {number}"
                     show_progress(own)
-                    await fill(service, uri, own, count, event)
+                    await fill(service, uri, own, count, said(text, delta))
                     page = await chromium.new_page()
                     await page.add_init_script(LONG_TASKS)
-                    rows.append(await measure(page, service, url, own, count))
+                    row = await measure(page, service, url, own, count)
                     await page.close()
-                    show_progress("")
-                    print(rows[-1], flush=True)
+                    report.rows.append(str(row))
+                    report.figures[own] = row._asdict()
     finally:
         server.terminate()
         await server.wait()
-    return rows
 
 
 def main() -> int:
     """Measure all sessions; the exit code."""
-    parser = argparse.ArgumentParser(
-        "scripts/bench page",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    circumstances.add_options(parser, quick="rough: 2 rounds")
-    parser.add_argument("--events", type=int, nargs="*", default=[20_000, 100_000])
+    parser = circumstances.make_parser("page", __doc__)
     arguments = circumstances.parse_arguments(parser)
-    facts = circumstances.collect_facts(arguments)
-    with circumstances.running_mongodb() as (uri, _):
-        rows = asyncio.run(run(uri, arguments.events, arguments.rounds))
-    print(f"The live page, {circumstances.described(facts)}")
-    figures = [row._asdict() for row in rows]
-    circumstances.write_json(arguments.json, {"about": facts, "figures": figures})
+    with reporting("The live page", arguments) as (report, mongodb):
+        asyncio.run(run(mongodb.uri, arguments.rounds, report))
     return 0

@@ -17,7 +17,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,8 +27,10 @@ from benchmark.charts import draw_services
 from benchmark.circumstances import show_progress
 from benchmark.contestants import CONTESTANTS, Servers
 from benchmark.figures import UNITS, Result, WrongError, three_digits
+from benchmark.report import Report
 from benchmark.worker import StepError, Worker
 from benchmark.workloads import Workload, make_workloads
+from mongo_session_service.embedded import EmbeddedReplicaSet
 
 HERE = Path(__file__).parents[2]
 OURS, BEFORE = "ours", "before"
@@ -38,27 +40,19 @@ Results: TypeAlias = dict[str, dict[str, Result]]
 """By workload, then by contestant."""
 
 
-@dataclass(frozen=True)
-class Goal:
-    """How many times as fast this package is to be as another contestant."""
-
-    workload: str
-    versus: str
-    least: float
-
-
 GOALS = (
-    Goal("append alone", "hand-written", 1 / 1.05),
-    Goal("append, 32 at once", "bare loop", 0.85),
-    Goal("append, 32 at once", "adk mongo", 4),
-    Goal("append, 32 at once", "hand-written", 2.5),
-    Goal("append app: and user:, 16 at once", "adk mongo", 10),
-    Goal("append, 1 MB state", "adk mongo", 3),
-    Goal("get none of 500", "hand-written", 1 / 1.2),
-    Goal("get all of 500", "adk mongo", 1),
-    Goal("list 500", "hand-written", 1 / 1.2),
-    Goal("create alone", "adk mongo", 1.3),
+    ("append alone", "hand-written", 1 / 1.05),
+    ("append, 32 at once", "bare loop", 0.85),
+    ("append, 32 at once", "adk mongo", 4),
+    ("append, 32 at once", "hand-written", 2.5),
+    ("append app: and user:, 16 at once", "adk mongo", 10),
+    ("append, 1 MB state", "adk mongo", 3),
+    ("get none of 500", "hand-written", 1 / 1.2),
+    ("get all of 500", "adk mongo", 1),
+    ("list 500", "hand-written", 1 / 1.2),
+    ("create alone", "adk mongo", 1.3),
 )
+"""By workload and contestant: how many times as fast this package is to be."""
 NOT_SLOWER = 1 / 1.05
 """The goal of every workload beside the same package before a change."""
 
@@ -135,7 +129,7 @@ async def race(arguments: argparse.Namespace, servers: Servers) -> Run:
             stack.push_async_callback(run.workers[name].end)
         for name, worker in run.workers.items():
             opened = await worker.ask("open", contestant=name, **asdict(servers))
-            package = Path(opened["package"])
+            package = Path(opened)
             if not package.is_relative_to(checkouts[name]):
                 raise StepError(f"{name} imports {package}, not {checkouts[name]}")
         for number, workload in enumerate(arguments.workloads, 1):
@@ -145,22 +139,24 @@ async def race(arguments: argparse.Namespace, servers: Servers) -> Run:
     return run
 
 
-def make_report(results: Results, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was measured, its circumstances, and the verdict."""
-    goals = list(GOALS)
-    goals += [Goal(name, BEFORE, NOT_SLOWER) for name in results]
-    judged = []
-    for goal in goals:
-        row = results.get(goal.workload, {})
-        if OURS in row and goal.versus in row:
-            times = row[OURS].times_as_good(row[goal.versus])
+def judge(results: Results, facts: dict[str, Any]) -> Report:
+    """How fast this package is beside others, and how fast it is to be."""
+    report = Report(facts)
+    unchanged = ((name, BEFORE, NOT_SLOWER) for name in results)
+    for workload, other, least in (*GOALS, *unchanged):
+        row = results.get(workload, {})
+        if OURS in row and other in row:
+            times = row[OURS].times_as_good(row[other])
             if times is not None:
-                is_reached = (
-                    None if circumstances.is_rough(facts) else times >= goal.least
-                )
-                judged.append(asdict(goal) | {"times": times, "reached": is_reached})
+                name = f"{workload}: {other}"
+                report.add(name, times, "times as fast", least=least)
+    return report
+
+
+def make_report(results: Results, judged: Report) -> dict[str, Any]:
+    """Everything that was measured, its circumstances, and what was judged."""
     return {
-        "about": dict(facts),
+        "about": judged.facts,
         "units": UNITS,
         "workloads": [
             {
@@ -184,7 +180,7 @@ def make_report(results: Results, facts: Mapping[str, Any]) -> dict[str, Any]:
             for name, row in results.items()
             if row
         ],
-        "goals": judged,
+        "goals": judged.figures,
     }
 
 
@@ -227,34 +223,10 @@ def _make_row(contestant: str, figures: Mapping[str, Any], columns: list[str]) -
     return f"{text}  {figures['note']}".rstrip()
 
 
-def make_goals(report: Mapping[str, Any]) -> str:
-    """Every goal of which something was measured."""
-    found = report["goals"]
-    if not found:
-        return ""
-    verdicts: dict[bool | None, str] = {True: "reached", False: "MISSED", None: ""}
-    lines = [f"{'times as fast as':51}{'wanted':>10}{'measured':>10}"]
-    for each in found:
-        name = f"{each['workload']}: {each['versus']}"
-        figures = f"{each['least']:>9.2f}x{each['times']:>9.2f}x"
-        lines.append(f"{name:51}{figures}  {verdicts[each['reached']]}".rstrip())
-    if circumstances.is_rough(report["about"]):
-        lines.append("Not judged: these figures are rough.")
-    else:
-        reached = sum(each["reached"] is True for each in found)
-        lines.append(f"{reached} of {len(found)} reached.")
-    return "\n".join(lines)
-
-
 def parse_arguments() -> argparse.Namespace:
     """Parse the arguments; exits with 2 if they make no sense."""
-    parser = argparse.ArgumentParser(
-        "scripts/bench services",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = circumstances.make_parser("services", __doc__)
     add = parser.add_argument
-    circumstances.add_options(parser, quick="some minutes, and rough: 2 rounds")
     add("--only", metavar="PATTERN", default="", help='workloads, as in "append *"')
     add("--contestants", metavar="NAMES", help="of these only, with commas between")
     add("--against", type=Path, metavar="PATH", help="another checkout of the package")
@@ -288,15 +260,15 @@ def main() -> int:
     """Run the benchmark; the exit code."""
     arguments = parse_arguments()
     facts = circumstances.collect_facts(arguments)
-    with (
-        circumstances.running_mongodb(arguments.uri) as (uri, _),
-        tempfile.TemporaryDirectory(prefix="bench-") as directory,
-    ):
+    with ExitStack() as stack:
+        uri = arguments.uri or stack.enter_context(EmbeddedReplicaSet()).uri
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
         servers = Servers(uri, secrets.token_hex(4), directory, arguments.postgres)
         run = asyncio.run(race(arguments, servers))
-    report = make_report(run.results, facts)
-    print(make_table(report), make_goals(report), sep="\n\n", end="\n\n")
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    judged = judge(run.results, facts)
+    report = make_report(run.results, judged)
+    print(make_table(report), "", *judged.rows, "", sep="\n")
+    print(circumstances.listed(facts))
     circumstances.write_json(arguments.json, report)
     if arguments.svg:
         draw_services(report, arguments.svg)

@@ -12,7 +12,6 @@ and that nothing else was stored.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -27,6 +26,7 @@ from pymongo import AsyncMongoClient
 from benchmark import circumstances
 from benchmark.circumstances import show_progress
 from benchmark.figures import WrongError, quantile, time_call
+from benchmark.report import Report, reporting
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
 
 APP = "bench"
@@ -57,14 +57,13 @@ class Figures:
     limited: list[float] = field(default_factory=list)
     """Seconds after which each caller with a time limit was told."""
 
-    def __str__(self) -> str:
-        """A row of the table."""
-        median, p99 = quantile(self.appends, 0.5), quantile(self.appends, 0.99)
-        return (
-            f"{self.stuck:3} stuck: {len(self.appends):5} appends, median"
-            f" {median:5.1f}, p99 {p99:6.1f}, worst {max(self.appends):6.1f} ms;"
-            f" what waited is stored {max(self.late):.1f} s after the lock's end"
-        )
+    def add_to(self, report: Report) -> None:
+        """Add these figures to a report."""
+        where, p99 = f"beside {self.stuck} stuck", quantile(self.appends, 0.99)
+        report.add(f"append {where}, median", quantile(self.appends, 0.5), "ms")
+        report.add(f"append {where}, p99", p99, "ms")
+        report.add(f"append {where}, worst", max(self.appends), "ms", most=WORST)
+        report.add(f"stored after the lock's end, {where}", max(self.late), "s")
 
 
 @asynccontextmanager
@@ -147,52 +146,21 @@ async def run_round(uri: str, figures: Figures, seconds: float) -> None:
                 raise WrongError("What waited for a lock is not stored in its order.")
 
 
-def judge(none: Figures, some: Figures) -> str:
-    """How the promise was kept."""
-    ratio = quantile(some.appends, 0.99) / quantile(none.appends, 0.99)
-    rows = [
-        (f"p99, times that beside none: {ratio:.2f}", ratio, MOST),
-        (f"worst, ms: {max(some.appends):.0f}", max(some.appends), WORST),
-        (f"limit, s: {max(some.limited):.1f}", max(some.limited), LIMIT + LATE),
-    ]
-    return "\n".join(
-        f"{text} (at most {most:g}): {'reached' if value <= most else 'MISSED'}"
-        for text, value, most in rows
-    )
-
-
 def main() -> int:
     """Measure rounds beside none and some stuck sessions; the exit code."""
-    parser = argparse.ArgumentParser(
-        "scripts/bench stuck",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    circumstances.add_options(parser, quick="rough: 2 rounds")
-    add = parser.add_argument
-    add("--stuck", type=int, default=STUCK, metavar="N", help="how many are locked")
-    add("--seconds", type=float, default=5.0, help="each round")
+    parser = circumstances.make_parser("stuck", __doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="each round")
     arguments = circumstances.parse_arguments(parser)
-    facts = circumstances.collect_facts(arguments)
-    rows = [Figures(0), Figures(arguments.stuck)]
-    with circumstances.running_mongodb() as (uri, _):
+    none, some = rows = Figures(0), Figures(STUCK)
+    with reporting("Beside stuck sessions", arguments) as (report, mongodb):
         for number in range(arguments.rounds):
             for row in rows if number % 2 else rows[::-1]:
                 show_progress(f"round {number + 1}, {row.stuck} stuck")
-                asyncio.run(run_round(uri, row, arguments.seconds))
-    show_progress("")
-    print(f"Beside stuck sessions, {circumstances.described(facts)}", *rows, sep="\n")
-    if circumstances.is_rough(facts):
-        print("Not judged: these figures are rough.")
-    else:
-        print(judge(*rows))
-    figures = {
-        str(row.stuck): {
-            "appends_ms": row.appends,
-            "late_s": row.late,
-            "limited_s": row.limited,
-        }
-        for row in rows
-    }
-    circumstances.write_json(arguments.json, {"about": facts, "figures": figures})
+                asyncio.run(run_round(mongodb.uri, row, arguments.seconds))
+        for row in rows:
+            row.add_to(report)
+        ratio = quantile(some.appends, 0.99) / quantile(none.appends, 0.99)
+        report.add("p99 beside some, of that beside none", ratio, "times", most=MOST)
+        told = max(some.limited)
+        report.add("told of the time limit after", told, "s", most=LIMIT + LATE)
     return 0

@@ -11,15 +11,12 @@ Each round checks that what was received is what was said.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import multiprocessing
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 from google.adk.events import Event
@@ -30,7 +27,10 @@ from benchmark import circumstances
 from benchmark.circumstances import show_progress
 from benchmark.feed import cpu_seconds
 from benchmark.figures import WrongError, quantile
+from benchmark.processes import new_processes, play
+from benchmark.report import Report, reporting
 from mongo_session_service import MongoSessionService, Subscription
+from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.turns.partial_writer import PartialWriter
 
 APP = "bench"
@@ -42,7 +42,8 @@ TOKEN = 0.02
 """Seconds from one token to the next."""
 LAST = 2.0
 """Seconds in which what was said last arrives."""
-GOALS = {"p50 ms": 150.0, "p99 ms": 250.0}
+GOALS = {50: 150.0, 99: 250.0}
+"""Milliseconds that this percentile of the tokens takes, beside the most turns."""
 
 
 class Agent:
@@ -72,7 +73,10 @@ def token(text: str, id_: str = "answer") -> Event:
 
 
 async def hold_turns(
-    uri: str, seconds: float, turns: int, *, is_written: bool
+    uri: str,
+    seconds: float,
+    turns: int,
+    is_written: bool,  # noqa: FBT001
 ) -> dict[str, Any]:
     """Run so many turns at once; the CPU seconds of this process."""
     if not is_written:
@@ -92,7 +96,10 @@ async def hold_turns(
 
 
 async def follow_turns(
-    uri: str, seconds: float, turns: int, *, partials: bool
+    uri: str,
+    seconds: float,
+    turns: int,
+    partials: bool,  # noqa: FBT001
 ) -> dict[str, Any]:
     """Watch what turns say, or only what they store; delays of tokens, and the CPU."""
     async with MongoSessionService(uri) as service, AsyncExitStack() as open_:
@@ -121,7 +128,7 @@ async def follow_turns(
         return {"cpu": time.process_time() - began, "delays": delays}
 
 
-async def append_events(uri: str, seconds: float, _: int) -> dict[str, Any]:
+async def append_events(uri: str, seconds: float) -> float:
     """Append to sessions of others, as fast as it goes; appends per second."""
     async with MongoSessionService(uri) as service:
         sessions = [
@@ -137,89 +144,30 @@ async def append_events(uri: str, seconds: float, _: int) -> dict[str, Any]:
                 done += 1
 
         await asyncio.gather(*map(append, sessions))
-        return {"rate": done / seconds}
+        return done / seconds
 
 
-ROLES: dict[str, Any] = {
-    "hold": hold_turns,
-    "follow": follow_turns,
-    "append": append_events,
+FIGURES = {
+    "mongod": "% of a core",
+    "holder": "% of a core",
+    "follower": "% of a core",
+    "bystander": "% of a core",
+    "oplog": "kB/s",
 }
-
-
-def play(pipe: Connection, role: str, *args: Any, **options: Any) -> None:
-    """Play a role in a process of its own."""
-    pipe.send(asyncio.run(ROLES[role](*args, **options)))
-
-
-class Actor:
-    """A process with a role."""
-
-    def __init__(self, role: str, *args: Any, **options: Any) -> None:
-        self._pipe, end = spawned.Pipe()
-        self._process = spawned.Process(
-            target=play, args=[end, role, *args], kwargs=options
-        )
-        self._process.start()
-        end.close()
-
-    def result(self) -> dict[str, Any]:
-        """What it measured.
-
-        Raises:
-            WrongError: its process has died.
-        """
-        try:
-            found: dict[str, Any] = self._pipe.recv()
-        except EOFError:
-            raise WrongError("A process of the benchmark has died.") from None
-        self._process.join()
-        return found
-
-
-spawned = multiprocessing.get_context("spawn")
-
-
-@dataclass
-class Figures:
-    """Rounds with so many turns; CPU in percent of a core."""
-
-    turns: int
-    mongod: list[float] = field(default_factory=list)
-    holder: list[float] = field(default_factory=list)
-    follower: list[float] = field(default_factory=list)
-    bystander: list[float] = field(default_factory=list)
-    oplog: list[float] = field(default_factory=list)
-    """kB a second."""
-    delays: list[float] = field(default_factory=list)
-    """Milliseconds from a token to its subscriber in another process."""
-
-    def __str__(self) -> str:
-        """A row of the table."""
-        cells = [
-            f"{statistics.median(values):8.1f}"
-            for values in (
-                *(self.mongod, self.holder, self.follower, self.bystander),
-                self.oplog,
-            )
-        ]
-        p50, p99 = quantile(self.delays, 0.5), quantile(self.delays, 0.99)
-        return f"{self.turns:5} {' '.join(cells)} {p50:8.0f} {p99:8.0f}"
-
-
-HEAD = "turns   mongod   holder follower  without oplog kB/s  p50 ms   p99 ms"
+"""What each round with so many turns is asked for, beside the delays of tokens."""
 
 
 class Bench:
     """The rounds on one server."""
 
-    def __init__(self, uri: str, mongod: int, seconds: float) -> None:
-        self._uri, self._mongod, self._seconds = uri, mongod, seconds
-        self._admin: MongoClient[Any] = MongoClient(uri)
-
-    def close(self) -> None:
-        """Close the client."""
-        self._admin.close()
+    def __init__(
+        self, mongodb: EmbeddedReplicaSet, admin: MongoClient[Any], seconds: float
+    ) -> None:
+        self._uri, self._mongod = mongodb.uri, mongodb.pids[0]
+        self._oplog = admin.local["oplog.rs"]
+        self._seconds = seconds
+        self.figures: dict[tuple[str, int], list[float]] = defaultdict(list)
+        """By name and number of turns: of each round, or of each token."""
 
     async def create_sessions(self, turns: int) -> None:
         """Create the sessions whose turns are held."""
@@ -229,92 +177,89 @@ class Bench:
                     app_name=APP, user_id="speaker", session_id=f"s{number}"
                 )
 
-    def run_round(self, figures: Figures) -> None:
+    def run_round(self, turns: int) -> None:
         """Measure turns of which nothing is written, and then of which all is."""
         cpu: dict[bool, tuple[float, float]] = {}
+        args = (self._uri, self._seconds, turns)
         for is_written in (False, True):
-            args = (self._uri, self._seconds, figures.turns)
             begin = self._oplog_bytes()
-            follower = Actor("follow", *args, partials=True)
-            bystander = Actor("follow", *args, partials=False)
-            time.sleep(LAST)
-            before = cpu_seconds(self._mongod)
-            holder = Actor("hold", *args, is_written=is_written)
-            held, followed = holder.result(), follower.result()
-            stood_by = bystander.result()
-            cpu[is_written] = (cpu_seconds(self._mongod) - before, held["cpu"])
+            with new_processes(3) as pool:
+                follower = pool.submit(play, follow_turns, *args, partials=True)
+                bystander = pool.submit(play, follow_turns, *args, partials=False)
+                time.sleep(LAST)
+                before = cpu_seconds(self._mongod)
+                holder = pool.submit(play, hold_turns, *args, is_written=is_written)
+                held, followed = holder.result(), follower.result()
+                stood_by = bystander.result()
+                cpu[is_written] = (cpu_seconds(self._mongod) - before, held["cpu"])
         percent = 100 / self._seconds
-        figures.mongod.append(percent * (cpu[True][0] - cpu[False][0]))
-        figures.holder.append(percent * (cpu[True][1] - cpu[False][1]))
-        figures.follower.append(percent * followed["cpu"])
-        figures.bystander.append(percent * stood_by["cpu"])
-        figures.oplog.append((self._oplog_bytes() - begin) / self._seconds / 1000)
-        figures.delays += followed["delays"]
-        said = min(figures.turns, FOLLOWED) * self._seconds / TOKEN
+        values = {
+            "mongod": percent * (cpu[True][0] - cpu[False][0]),
+            "holder": percent * (cpu[True][1] - cpu[False][1]),
+            "follower": percent * followed["cpu"],
+            "bystander": percent * stood_by["cpu"],
+            "oplog": (self._oplog_bytes() - begin) / self._seconds / 1000,
+        }
+        for name, value in values.items():
+            self.figures[name, turns].append(value)
+        self.figures["delays", turns] += followed["delays"]
+        said = min(turns, FOLLOWED) * self._seconds / TOKEN
         if not 0.5 * said < len(followed["delays"]) <= 1.1 * said:
             raise WrongError("What was received is not what was said.")
 
     def _oplog_bytes(self) -> float:
         """The bytes of the oplog that hold what turns say."""
+        in_command = {"o.applyOps.ns": "adk.partials"}
         stages = [
-            {"$match": {"$or": [{"ns": "adk.partials"}, _IN_COMMAND]}},
+            {"$match": {"$or": [{"ns": "adk.partials"}, in_command]}},
             {"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}},
         ]
-        found = list(self._admin.local["oplog.rs"].aggregate(stages))
+        found = list(self._oplog.aggregate(stages))
         return float(found[0]["bytes"]) if found else 0.0
 
-    def append_beside(self) -> float:
+    def append_beside(self) -> None:
         """Appends beside turns that are written, in parts of those beside others."""
         rates = []
+        args = (self._uri, self._seconds, BESIDE)
         for is_written in (False, True):
-            args = (self._uri, self._seconds, BESIDE)
-            holder = Actor("hold", *args, is_written=is_written)
-            rates.append(Actor("append", *args).result()["rate"])
-            holder.result()
-        return rates[1] / rates[0]
+            with new_processes(2) as pool:
+                holder = pool.submit(play, hold_turns, *args, is_written=is_written)
+                appending = pool.submit(play, append_events, self._uri, self._seconds)
+                rates.append(appending.result())
+                holder.result()
+        self.figures["appends", BESIDE].append(rates[1] / rates[0])
 
-
-_IN_COMMAND = {"o.applyOps.ns": "adk.partials"}
+    def add_to(self, report: Report) -> None:
+        """Add the figures to a report."""
+        for turns in TURNS:
+            for name, unit in FIGURES.items():
+                value = statistics.median(self.figures[name, turns])
+                report.add(f"{name}, {turns} turns", value, unit)
+            for share, most in GOALS.items():
+                value = quantile(self.figures["delays", turns], share / 100)
+                goal = most if turns == max(TURNS) else None
+                report.add(f"token, p{share}, {turns} turns", value, "ms", most=goal)
+        ratio = statistics.median(self.figures["appends", BESIDE])
+        name = f"{LANES} appends at once beside {BESIDE} turns"
+        report.add(name, ratio, "of their rate")
 
 
 def main() -> int:
     """Measure; the exit code."""
-    parser = argparse.ArgumentParser(
-        "scripts/bench turns",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    circumstances.add_options(parser, quick="rough: 2 rounds")
+    parser = circumstances.make_parser("turns", __doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="each round")
     arguments = circumstances.parse_arguments(parser)
-    facts = circumstances.collect_facts(arguments)
-    rows, beside = [Figures(turns) for turns in TURNS], []
-    with circumstances.running_mongodb() as (uri, mongod):
-        assert mongod is not None  # noqa: S101  it is a new one
-        bench = Bench(f"{uri}", mongod, arguments.seconds)
+    with (
+        reporting("Running turns", arguments) as (report, mongodb),
+        MongoClient[Any](mongodb.uri) as admin,
+    ):
+        bench = Bench(mongodb, admin, arguments.seconds)
         asyncio.run(bench.create_sessions(max(TURNS)))
-        for number in range(arguments.rounds):
-            for row in rows:
-                show_progress(f"round {number + 1}, {row.turns} turns")
-                bench.run_round(row)
-            show_progress(f"round {number + 1}, appends")
-            beside.append(bench.append_beside())
-        bench.close()
-    show_progress("")
-    print(f"Running turns, {circumstances.described(facts)}; CPU in % of a core")
-    print(HEAD, *rows, sep="\n")
-    ratio = statistics.median(beside)
-    print(f"{LANES} appends at once beside {BESIDE} turns: {ratio:.2f} of their rate")
-    if circumstances.is_rough(facts):
-        print("Not judged: these figures are rough.")
-    else:
-        busiest = rows[-1]
-        for name, quantile_ in (("p50 ms", 0.5), ("p99 ms", 0.99)):
-            value = quantile(busiest.delays, quantile_)
-            said = "reached" if value <= GOALS[name] else "MISSED"
-            print(f"{name} at {busiest.turns} turns, at most {GOALS[name]:g}: {said}")
-    figures = {str(row.turns): vars(row) for row in rows}
-    circumstances.write_json(
-        arguments.json, {"about": facts, "figures": figures, "beside": beside}
-    )
+        for number in range(1, arguments.rounds + 1):
+            for turns in TURNS:
+                show_progress(f"round {number}, {turns} turns")
+                bench.run_round(turns)
+            show_progress(f"round {number}, appends")
+            bench.append_beside()
+        bench.add_to(report)
     return 0

@@ -15,7 +15,6 @@ import sys
 import warnings
 from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from benchmark.figures import Sample, WrongError
 from benchmark.workloads import make_workloads
 
 SCRIPTS = Path(__file__).parents[1]
-PACKAGES = ("google-adk", "pymongo", "pydantic")
 
 
 class StepError(Exception):
@@ -95,11 +93,10 @@ class Worker:
 class _Steps:
     """The other side: what the process does."""
 
-    async def open(self, contestant: str, **servers: Any) -> Any:
+    async def open(self, contestant: str, **servers: Any) -> str:
         self._contestant = CONTESTANTS[contestant](Servers(**servers))
         await self._contestant.open()
-        versions = {name: metadata.version(name) for name in PACKAGES}
-        return {"package": mongo_session_service.__file__, **versions}
+        return mongo_session_service.__file__
 
     async def prepare(self, workload: str) -> None:
         self._workload = make_workloads()[workload]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from itertools import count
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
 
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
@@ -14,15 +14,12 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 from typing_extensions import override
 
-from benchmark.contestants import Contestant, Lane
+from benchmark.contestants import Contestant, Lane, key_of
 from benchmark.figures import Sample, WrongError, sample_calls, sampled, time_call
 
-USER = "user"
 READ_BACK = 20
 LISTED = 10_000
 ITEMS = [f"item-{number}" for number in range(2 * LISTED)]
-MOST_APPENDS = 4000
-"""In one round."""
 TEXT = (
     "The forecast for tomorrow is rain in the morning and sun from noon on, with 19 to"
     " 24 degrees and a light wind from the west. Take a coat if you leave before ten,"
@@ -49,15 +46,20 @@ def make_events(count: int) -> list[Event]:
     return events
 
 
+@dataclass
 class Workload:
     """One thing that contestants do; `unit` is "ms" or "/s"."""
 
-    def __init__(self, name: str, unit: str = "ms", *, is_heavy: bool = False) -> None:
-        self.name = name
-        self.unit = unit
-        self.is_heavy = is_heavy
-        """True if a quick run has one round of it."""
-        self.app = name.replace(" ", "_").replace(",", "").replace(":", "")
+    name: str
+    unit: str = "ms"
+    _: KW_ONLY
+    is_heavy: bool = False
+    """True if a quick run has one round of it."""
+
+    @property
+    def app(self) -> str:
+        """The app that has its sessions."""
+        return self.name.replace(" ", "_").replace(",", "").replace(":", "")
 
     async def prepare(self, contestant: Contestant) -> None:
         """Store what the rounds need."""
@@ -75,29 +77,42 @@ class Workload:
         """
         return 0
 
+    def user(self, index: int) -> str:  # noqa: ARG002
+        """Whose session it is."""
+        return "user"
 
+    def make_session(self, index: int, state: dict[str, Any]) -> Session:
+        """Make a session, which is not stored."""
+        id_, user = f"{self.app}-{index}", self.user(index)
+        return Session(app_name=self.app, user_id=user, id=id_, state=state)
+
+    async def read(self, index: int, recent: int | None) -> Session:
+        """Read a session with its latest events, or all."""
+        session: Session = await self.contestant.service.get_session(
+            **key_of(self.make_session(index, {})),
+            config=GetSessionConfig(num_recent_events=recent),
+        )
+        return session
+
+    async def list_sessions(self) -> list[Session]:
+        """List the user's sessions."""
+        service, user = self.contestant.service, self.user(0)
+        listed = await service.list_sessions(app_name=self.app, user_id=user)
+        return list(listed.sessions)
+
+
+@dataclass(kw_only=True)
 class Append(Workload):
     """Appends to some sessions at once, each session's one after the other."""
 
-    most = MOST_APPENDS
+    at_once: int = 1
+    events: int = 0
+    state_bytes: int = 0
+    most: ClassVar = 4000
+    """In one round."""
 
-    def __init__(
-        self,
-        name: str,
-        unit: str = "ms",
-        *,
-        at_once: int = 1,
-        events: int = 0,
-        state_bytes: int = 0,
-        is_heavy: bool = False,
-    ) -> None:
-        super().__init__(name, unit, is_heavy=is_heavy)
-        self.at_once = at_once
-        self._events = events
-        self._state_bytes = state_bytes
-
+    @override
     def user(self, index: int) -> str:
-        """Whose session it is."""
         return f"user-{index}"
 
     def delta(self, index: int, turn: int) -> dict[str, Any]:  # noqa: ARG002
@@ -107,23 +122,15 @@ class Append(Workload):
     @override
     async def prepare(self, contestant: Contestant) -> None:
         await super().prepare(contestant)
-        part = "x" * (self._state_bytes // 100)
+        part = "x" * (self.state_bytes // 100)
         state = {f"part-{number}": part for number in range(100)} if part else {}
-        sessions = [
-            Session(
-                app_name=self.app,
-                user_id=self.user(index),
-                id=f"{self.app}-{index}",
-                state=state,
-            )
-            for index in range(self.at_once)
-        ]
-        await contestant.seed_sessions(sessions)
-        seeded = make_events(self._events)
+        indexes = range(self.at_once)
+        await contestant.seed_sessions([self.make_session(it, state) for it in indexes])
+        seeded = make_events(self.events)
         if seeded:
-            await contestant.seed_events(await self._read(0, 1), seeded)
-        self._sessions = [await self._read(index, 1) for index in range(self.at_once)]
-        self._appended: list[list[str]] = [[] for _ in sessions]
+            await contestant.seed_events(await self.read(0, 1), seeded)
+        self._sessions = [await self.read(index, 1) for index in indexes]
+        self._appended: list[list[str]] = [[] for _ in indexes]
         self._appended[0] = [each.id for each in seeded]
         self._per_second = 0.0
 
@@ -143,15 +150,6 @@ class Append(Workload):
         appended += [each.id for each in events]
         return Lane(self._sessions[index], events)
 
-    async def _read(self, index: int, recent: int) -> Session:
-        session: Session = await self.contestant.service.get_session(
-            app_name=self.app,
-            user_id=self.user(index),
-            session_id=f"{self.app}-{index}",
-            config=GetSessionConfig(num_recent_events=recent),
-        )
-        return session
-
     @override
     async def check(self) -> int:
         wanted = sum(map(len, self._appended))
@@ -161,11 +159,11 @@ class Append(Workload):
         return sum([await self._check_end(index) for index in range(self.at_once)])
 
     async def _check_end(self, index: int) -> int:
-        session = await self._read(index, READ_BACK)
+        session = await self.read(index, READ_BACK)
         appended = self._appended[index]
         if [each.id for each in session.events] != appended[-READ_BACK:]:
             raise WrongError(f"session {index} does not end with the last appends")
-        if len(session.state.get("part-0", "")) != self._state_bytes // 100:
+        if len(session.state.get("part-0", "")) != self.state_bytes // 100:
             raise WrongError(f"session {index} has lost its state")
         state = await self.contestant.state_of(session)
         wanted = self.delta(index, len(appended) - 1)
@@ -197,50 +195,31 @@ class AppendGrowingList(Append):
         return {"items": ITEMS[: LISTED + turn]}
 
 
+@dataclass(kw_only=True)
 class Get(Workload):
     """get_session with all events, the latest, or none."""
 
-    def __init__(
-        self,
-        name: str,
-        events: int,
-        recent: int | None = None,
-        *,
-        is_first: bool = False,
-        is_heavy: bool = False,
-    ) -> None:
-        super().__init__(name, is_heavy=is_heavy)
-        self._events = events
-        self._config = GetSessionConfig(num_recent_events=recent)
-        self._is_first = is_first
-        """True if each read is the first of a service."""
+    events: int
+    recent: int | None = None
+    is_first: bool = False
+    """True if each read is the first of a service."""
 
     @override
     async def prepare(self, contestant: Contestant) -> None:
         await super().prepare(contestant)
-        session = Session(
-            app_name=self.app, user_id=USER, id=f"{self.app}-0", state={"turn": 0}
-        )
-        await contestant.seed_sessions([session])
-        events = make_events(self._events)
+        await contestant.seed_sessions([self.make_session(0, {"turn": 0})])
+        events = make_events(self.events)
         await contestant.seed_events(await self._get(), events)
-        recent = self._config.num_recent_events
-        self._wanted = [each.id for each in events]
-        self._wanted = self._wanted[0 if recent is None else len(events) - recent :]
+        left_out = 0 if self.recent is None else len(events) - self.recent
+        self._wanted = [each.id for each in events[left_out:]]
 
     async def _get(self) -> Session:
-        session: Session = await self.contestant.service.get_session(
-            app_name=self.app,
-            user_id=USER,
-            session_id=f"{self.app}-0",
-            config=self._config,
-        )
-        return session
+        return await self.read(0, self.recent)
 
     @override
     async def sample(self, seconds: float) -> Sample:
         clock = self.contestant.server_cpu
-        if not self._is_first:
+        if not self.is_first:
             return await sample_calls(self._get, seconds, clock)
         await self.contestant.restart()
         async with sampled(clock) as sample:
@@ -259,66 +238,47 @@ class Get(Workload):
         return 0
 
 
+@dataclass(kw_only=True)
 class ListSessions(Workload):
     """list_sessions of a user."""
 
-    def __init__(self, name: str, sessions: int) -> None:
-        super().__init__(name)
-        self._sessions = sessions
+    sessions: int
 
     @override
     async def prepare(self, contestant: Contestant) -> None:
         await super().prepare(contestant)
         state = {"topic": "weather", "city": "Lisbon", "turn": 7, "seen": ["sun"]}
-        sessions = [
-            Session(
-                app_name=self.app,
-                user_id=USER,
-                id=f"{self.app}-{number}",
-                state=dict(state),
-            )
-            for number in range(self._sessions)
-        ]
-        await contestant.seed_sessions(sessions)
-
-    async def _list(self) -> list[Session]:
-        listed = await self.contestant.service.list_sessions(
-            app_name=self.app, user_id=USER
+        numbers = range(self.sessions)
+        await contestant.seed_sessions(
+            [self.make_session(number, dict(state)) for number in numbers]
         )
-        sessions: list[Session] = listed.sessions
-        return sessions
 
     @override
     async def sample(self, seconds: float) -> Sample:
-        return await sample_calls(self._list, seconds, self.contestant.server_cpu)
+        clock = self.contestant.server_cpu
+        return await sample_calls(self.list_sessions, seconds, clock)
 
     @override
     async def check(self) -> int:
-        listed = await self._list()
+        listed = await self.list_sessions()
         found = {each.id for each in listed if each.state["turn"] == 7}  # noqa: PLR2004
-        if len(found) != self._sessions or len(listed) != self._sessions:
-            raise WrongError(f"{len(found)} sessions are listed, not {self._sessions}")
+        if len(found) != self.sessions or len(listed) != self.sessions:
+            raise WrongError(f"{len(found)} sessions are listed, not {self.sessions}")
         return 0
 
 
+@dataclass(kw_only=True)
 class Create(Workload):
     """create_session, some at once."""
 
-    def __init__(self, name: str, at_once: int = 1) -> None:
-        super().__init__(name, "/s")
-        self._at_once = at_once
-        self._names = count()
-        self._made: set[str] = set()
+    at_once: int = 1
+    made: list[str] = field(default_factory=list)
 
     async def _create(self) -> None:
-        session_id = f"{self.app}-{next(self._names)}"
-        self._made.add(session_id)
-        await self.contestant.service.create_session(
-            app_name=self.app,
-            user_id=USER,
-            session_id=session_id,
-            state={"topic": "weather", "turn": 7},
-        )
+        state = {"topic": "weather", "turn": 7}
+        session = self.make_session(len(self.made), state)
+        self.made.append(session.id)
+        await self.contestant.create(session)
 
     @override
     async def sample(self, seconds: float) -> Sample:
@@ -330,17 +290,15 @@ class Create(Workload):
                 while time.perf_counter() < end:
                     sample.calls.append(await time_call(self._create()))
 
-            await asyncio.gather(*(create_lane() for _ in range(self._at_once)))
+            await asyncio.gather(*(create_lane() for _ in range(self.at_once)))
         return sample
 
     @override
     async def check(self) -> int:
-        listed = await self.contestant.service.list_sessions(
-            app_name=self.app, user_id=USER
-        )
-        if {each.id for each in listed.sessions} != self._made:
-            found = len(listed.sessions)
-            raise WrongError(f"{found} sessions are stored, not those that were made")
+        found = [each.id for each in await self.list_sessions()]
+        if sorted(found) != sorted(self.made):
+            count = len(found)
+            raise WrongError(f"{count} sessions are stored, not those that were made")
         return 0
 
 
@@ -355,14 +313,14 @@ def make_workloads() -> dict[str, Workload]:
         Append("append, 1 MB state", state_bytes=1_000_000),
         Append("append, 10,000 events", events=10_000, is_heavy=True),
         AppendGrowingList("append a list of 10,000"),
-        Get("get none of 500", 500, 0),
-        Get("get last 20 of 500", 500, 20),
-        Get("get last 20 of 10,000", 10_000, 20, is_heavy=True),
-        Get("get all of 500", 500),
-        Get("get all of 2,000, first", 2000, is_first=True, is_heavy=True),
-        Get("get all of 2,000, again", 2000, is_heavy=True),
-        ListSessions("list 500", 500),
-        Create("create alone"),
-        Create("create, 32 at once", 32),
+        Get("get none of 500", events=500, recent=0),
+        Get("get last 20 of 500", events=500, recent=20),
+        Get("get last 20 of 10,000", events=10_000, recent=20, is_heavy=True),
+        Get("get all of 500", events=500),
+        Get("get all of 2,000, first", events=2000, is_first=True, is_heavy=True),
+        Get("get all of 2,000, again", events=2000, is_heavy=True),
+        ListSessions("list 500", sessions=500),
+        Create("create alone", "/s"),
+        Create("create, 32 at once", "/s", at_once=32),
     )
     return {each.name: each for each in all_of_them}
