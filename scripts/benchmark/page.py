@@ -10,7 +10,6 @@ of the page's main thread for each is what Chromium says.
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import shutil
 import sys
@@ -21,15 +20,15 @@ from urllib.parse import urlencode
 from google.adk.events import Event, EventActions
 from google.genai import types
 from playwright.async_api import Page, async_playwright
-from pymongo import MongoClient
 
 from benchmark import circumstances
 from benchmark.circumstances import show_progress
-from benchmark.figures import WrongError
+from benchmark.figures import WrongError, chunks
 from benchmark.report import Report, reporting
 from mongo_session_service import MongoSessionService
 
 KEY = {"app_name": "bench", "user_id": "ada"}
+STORED_AT_ONCE = 500
 NEW = 20
 """Events that are appended while the page is open."""
 PATIENCE = 180_000
@@ -71,31 +70,27 @@ class Row(NamedTuple):
         )
 
 
-def said(text: str, delta: dict[str, Any]) -> Event:
+def said(text: str, delta: dict[str, Any], invocation: str = "new") -> Event:
     """Make an event of an agent."""
     content = types.ModelContent(types.Part(text=text))
     actions = EventActions(state_delta=delta)
-    return Event(author="agent", content=content, actions=actions)
+    return Event(
+        author="agent", invocation_id=invocation, content=content, actions=actions
+    )
 
 
 async def fill(
-    service: MongoSessionService, uri: str, name: str, count: int, event: Event
+    service: MongoSessionService,
+    name: str,
+    count: int,
+    text: str,
+    delta: dict[str, Any],
 ) -> None:
-    """Store a session that has an event so many times."""
+    """Store a session of so many events, each with this text and delta."""
     session = await service.create_session(**KEY, session_id=name)
-    await service.append_event(session, event)
-    with MongoClient[dict[str, Any]](uri) as client:
-        events, where = client.adk.events, {"_id.session_id": name}
-        stored = events.find_one(where)
-        copies = []
-        for revision in range(2, count + 1):
-            each: Any = copy.deepcopy(stored)
-            each["_id"]["revision"], each["event"]["id"] = revision, f"e{revision}"
-            each["event"]["invocation_id"] = f"i{revision // 4}"
-            copies.append(each)
-        if copies:
-            events.insert_many(copies)
-        client.adk.sessions.update_one(where, {"$set": {"revision": count}})
+    for some in chunks(range(count), STORED_AT_ONCE):
+        events = [said(text, delta, f"i{number // 4}") for number in some]
+        await asyncio.gather(*(service.append_event(session, it) for it in events))
 
 
 async def measure(
@@ -149,7 +144,7 @@ async def run(uri: str, rounds: int, report: Report) -> None:
                 for name, (count, text, delta) in SESSIONS.items():
                     own = f"{name} {number}"
                     show_progress(own)
-                    await fill(service, uri, own, count, said(text, delta))
+                    await fill(service, own, count, text, delta)
                     page = await chromium.new_page()
                     await page.add_init_script(LONG_TASKS)
                     row = await measure(page, service, url, own, count)
