@@ -21,21 +21,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.driver.clocks import LatestWrite, ServerClock
-from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retries import retry_soon
-from mongo_session_service.driver.tasks import (
-    SwallowedCancellation,
-    background,
-    running_loop,
-    uninterrupted,
-)
-from mongo_session_service.driver.transactions import ClientSessions
-from mongo_session_service.driver.translation import FOREIGN_LOOP
-from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.maintenance.sweep import Sweep, SweepSchedule
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
 from mongo_session_service.schema.setup import create_index, is_undone, set_up
@@ -43,7 +29,21 @@ from mongo_session_service.sessions.appender import Appender
 from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.reads import SessionReads
+from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import MAX_TRANSACTIONS, Writer
+from mongo_session_service.storage.clocks import LatestWrite, ServerClock
+from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.tasks import (
+    SwallowedCancellation,
+    background,
+    running_loop,
+    uninterrupted,
+)
+from mongo_session_service.storage.transactions import ClientSessions
+from mongo_session_service.storage.translation import FOREIGN_LOOP
+from mongo_session_service.storage.uri import ConnectionSettings, open_client
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.consumers import handler as handlers
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.reads import SessionReads
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.tasks import uninterrupted
 
 __all__ = ["remember"]
 

@@ -43,13 +43,6 @@ from mongo_session_service.consumers.leased_reader import (
     Start,
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
-from mongo_session_service.driver.cooperative import in_slices
-from mongo_session_service.driver.lease import LeaseRenewer
-from mongo_session_service.driver.tasks import running_loop, uninterrupted
-from mongo_session_service.driver.translation import (
-    reporting_stored_unread,
-)
-from mongo_session_service.driver.uri import ConnectionSettings
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -61,9 +54,6 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
-from mongo_session_service.maintenance import pruning, redaction, trim
-from mongo_session_service.maintenance.erasure import erase_owner
-from mongo_session_service.maintenance.fork import copy_session
 from mongo_session_service.model import metadata, validation
 from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
@@ -90,11 +80,23 @@ from mongo_session_service.sessions import (
     deletion,
     event_log,
     history,
+    pruning,
+    redaction,
     rewinds,
     search,
+    trim,
 )
 from mongo_session_service.sessions.appender import Appended
 from mongo_session_service.sessions.details import update_details
+from mongo_session_service.sessions.erasure import erase_owner
+from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.storage.cooperative import in_slices
+from mongo_session_service.storage.lease import LeaseRenewer
+from mongo_session_service.storage.tasks import running_loop, uninterrupted
+from mongo_session_service.storage.translation import (
+    reporting_stored_unread,
+)
+from mongo_session_service.storage.uri import ConnectionSettings
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns import turn_status
 from mongo_session_service.turns.running_turns import (

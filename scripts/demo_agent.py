@@ -86,9 +86,9 @@ try:
         MongoSessionServiceError,
         Subscription,
     )
-    from mongo_session_service.driver.server import check_server
-    from mongo_session_service.driver.translation import translate_error
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+    from mongo_session_service.storage.server import check_server
+    from mongo_session_service.storage.translation import translate_error
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
 

@@ -20,11 +20,6 @@ from pymongo.errors import OperationFailure
 from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.codec.documents import LOG_BEGINS
-from mongo_session_service.driver import oplog, server
-from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.snapshots import Query, load_documents
-from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema import setup
@@ -32,6 +27,11 @@ from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.storage import oplog, server
+from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.snapshots import Query, load_documents
+from mongo_session_service.storage.transactions import Txn, run_transaction
 from mongo_session_service.turns.turn_status import find_turns
 
 SAMPLE: Final = 400

@@ -10,13 +10,13 @@ from bson.timestamp import Timestamp
 
 from mongo_session_service.consumers.checkpoint import Checkpoint, Position
 from mongo_session_service.consumers.leased_reader import log_id
-from mongo_session_service.driver import oplog
 from mongo_session_service.errors import (
     InvalidInputError,
     MongoSessionServiceError,
     quoted,
 )
 from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.storage import oplog
 
 
 async def start_position(

@@ -21,11 +21,6 @@ from mongo_session_service.codec.documents import key_of
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import dead_letters
-from mongo_session_service.driver import replies
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.cooperative import in_slices
-from mongo_session_service.driver.tasks import uninterrupted
-from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
 from mongo_session_service.errors import (
     ConfigurationError,
     MongoSessionServiceError,
@@ -37,6 +32,11 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import fields_update
+from mongo_session_service.storage import replies
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.cooperative import in_slices
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.transactions import Txn, run_transaction, run_write
 
 _RESEALED_AT_ONCE: Final = {
     "sessions": 10,

@@ -15,11 +15,7 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.snapshots import Query, load_documents
 from mongo_session_service.errors import StorageError, session_not_found_error
-from mongo_session_service.maintenance import redaction
-from mongo_session_service.maintenance.fork import copy_session
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.indexes import OPTIONAL
@@ -29,10 +25,13 @@ from mongo_session_service.schema.setup import (
     recorded_version,
 )
 from mongo_session_service.service import MongoSessionService, connection_of
-from mongo_session_service.sessions import deletion, queries, search
+from mongo_session_service.sessions import deletion, queries, redaction, search
 from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
+from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.search import AppCount
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.snapshots import Query, load_documents
 
 _SUMMARY_FIELDS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),

@@ -14,22 +14,22 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import WatchedCollections
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.compat import (
+from mongo_session_service.errors import ConfigurationError, HistoryLostError
+from mongo_session_service.model.records import Document
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.compat import (
     Driver,
     current_cursor,
     is_buffering,
     renew_connections,
 )
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retries import gave_up_error, is_transient, pauses
-from mongo_session_service.driver.tasks import (
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.retries import gave_up_error, is_transient, pauses
+from mongo_session_service.storage.tasks import (
     SwallowedCancellation,
     background,
 )
-from mongo_session_service.driver.translation import translate_error
-from mongo_session_service.errors import ConfigurationError, HistoryLostError
-from mongo_session_service.model.records import Document
+from mongo_session_service.storage.translation import translate_error
 
 logger = logging.getLogger(__name__)
 

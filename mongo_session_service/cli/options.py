@@ -230,9 +230,9 @@ class ServiceAddress:
         """Require that MongoDB answers soon; a service would wait longer."""
         import pymongo
 
-        from mongo_session_service.driver.retries import ErrorTranslation
-        from mongo_session_service.driver.server import ask_hello
-        from mongo_session_service.driver.uri import open_client
+        from mongo_session_service.storage.retries import ErrorTranslation
+        from mongo_session_service.storage.server import ask_hello
+        from mongo_session_service.storage.uri import open_client
 
         client = open_client(self.uri)
         has_own_time = "serverselectiontimeoutms" in self.uri.lower()
@@ -406,7 +406,7 @@ labels: Final = click.option(
 
 def database_and_prefix(context: click.Context) -> tuple[str, str]:
     """Return the names that are meant, of the database and before its collections."""
-    from mongo_session_service.driver import uri as uris
+    from mongo_session_service.storage import uri as uris
 
     uri = kept_option(context, "uri") or os.environ.get("MONGODB_URI")
     client = uris.open_client(uri or "mongodb://127.0.0.1")

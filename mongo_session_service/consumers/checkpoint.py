@@ -18,10 +18,6 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.consumers.handler import run_interruptible_transaction
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import Lease
-from mongo_session_service.driver.transactions import ClientSessions, Txn
-from mongo_session_service.driver.translation import WRITE_CONFLICT
 from mongo_session_service.errors import (
     ConfigurationError,
     HistoryLostError,
@@ -29,6 +25,10 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.records import Document
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.lease import Lease
+from mongo_session_service.storage.transactions import ClientSessions, Txn
+from mongo_session_service.storage.translation import WRITE_CONFLICT
 
 _IS_LOCKED_OUT: Final = "holder.is_locked_out"
 """The field of a lease that says: what a dead process has locked keeps its holder."""

@@ -21,12 +21,6 @@ from mongo_session_service.consumers.leased_reader import (
     start_at_present,
 )
 from mongo_session_service.consumers.processor import Processor
-from mongo_session_service.driver.lease import LeaseRenewer
-from mongo_session_service.driver.tasks import (
-    SharedTask,
-    running_loop,
-    uninterrupted,
-)
 from mongo_session_service.errors import (
     InvalidInputError,
     LeaseLostError,
@@ -34,6 +28,12 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.validation import check_count, check_flag
+from mongo_session_service.storage.lease import LeaseRenewer
+from mongo_session_service.storage.tasks import (
+    SharedTask,
+    running_loop,
+    uninterrupted,
+)
 
 _calling: ContextVar[Consumer | None] = ContextVar("_calling", default=None)
 """The consumer whose handler is running, for whatever that calls."""

@@ -20,12 +20,12 @@ from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import handler as handlers
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retries import retry_soon
-from mongo_session_service.driver.tasks import uninterrupted
-from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.transactions import Txn
 
 _LONGEST_MESSAGE: Final = 2000  # characters
 _MAX_LETTER_BYTES: Final = 16 * 1024**2 - 64 * 1024

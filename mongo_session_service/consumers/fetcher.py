@@ -21,13 +21,13 @@ from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.cooperative import Pace
-from mongo_session_service.driver.snapshots import NO_TIME, load_documents
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import read_page
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.cooperative import Pace
+from mongo_session_service.storage.snapshots import NO_TIME, load_documents
 
 _NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 

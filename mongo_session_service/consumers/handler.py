@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.changes.record import ChangeRecord
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
 from mongo_session_service.model.validation import check_callable
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.transactions import Txn, run_transaction
 
 Handler = Callable[..., Awaitable[object] | object]
 """Receives a change, and in a transaction the driver's session for its writes."""

@@ -21,12 +21,12 @@ from mongo_session_service.consumers.checkpoint import (
     store_checkpoint,
 )
 from mongo_session_service.consumers.fetcher import Delivery, Fetcher
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import LeaseRenewer
-from mongo_session_service.driver.retries import PAUSE_AFTER_LOSS
-from mongo_session_service.driver.tasks import SharedTask, uninterrupted
 from mongo_session_service.errors import HistoryLostError, MongoSessionServiceError
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.lease import LeaseRenewer
+from mongo_session_service.storage.retries import PAUSE_AFTER_LOSS
+from mongo_session_service.storage.tasks import SharedTask, uninterrupted
 
 logger = logging.getLogger(__name__)
 

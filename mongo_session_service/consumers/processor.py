@@ -17,11 +17,11 @@ from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.fetcher import Delivery
 from mongo_session_service.consumers.leased_reader import LeasedReader
-from mongo_session_service.driver.cooperative import Pace
-from mongo_session_service.driver.tasks import backoff, uninterrupted
-from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.wording import counted
+from mongo_session_service.storage.cooperative import Pace
+from mongo_session_service.storage.tasks import backoff, uninterrupted
+from mongo_session_service.storage.transactions import Txn
 
 logger = logging.getLogger(__name__)
 

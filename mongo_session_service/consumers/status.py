@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from mongo_session_service._public import public
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import renewed_at_condition
 from mongo_session_service.model.records import Document
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.lease import renewed_at_condition
 
 _CHECKPOINTS: Final[list[Document]] = [
     {"$sort": {"_id": 1}},

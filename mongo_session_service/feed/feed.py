@@ -23,10 +23,10 @@ from mongo_session_service.backend import (
     keep_until_loop_ends,
 )
 from mongo_session_service.changes.routing import Scope
-from mongo_session_service.driver.tasks import running_loop
 from mongo_session_service.feed.inbox import Inbox, Waker
 from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
+from mongo_session_service.storage.tasks import running_loop
 
 THREAD_NAME: Final = "mongo-session-service-feed"
 

@@ -21,13 +21,13 @@ from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.changes.stream import Stream
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retries import PAUSE_AFTER_LOSS
-from mongo_session_service.driver.tasks import Supervisor
 from mongo_session_service.feed.inbox import Inbox, Inboxes
 from mongo_session_service.feed.stats import Counters
 from mongo_session_service.model.limits import Limits
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.retries import PAUSE_AFTER_LOSS
+from mongo_session_service.storage.tasks import Supervisor
 
 _SUPERVISOR: Final = Supervisor("The change feed")
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds

@@ -12,8 +12,6 @@ from google.adk.platform import time as platform_time
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.snapshots import NO_TIME
 from mongo_session_service.errors import (
     InvalidInputError,
     SlowSubscriberError,
@@ -26,6 +24,8 @@ from mongo_session_service.feed.inbox import Inbox, Notification
 from mongo_session_service.feed.view import View, appended_changes, load_view
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.snapshots import NO_TIME
 
 
 @public

@@ -18,14 +18,14 @@ from mongo_session_service.changes.record import (
 )
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
 
 logger = logging.getLogger(__name__)
 

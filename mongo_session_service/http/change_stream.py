@@ -24,7 +24,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.errors import (
     HistoryLostError,
     MongoSessionServiceError,
@@ -35,6 +34,7 @@ from mongo_session_service.feed.subscription import SessionSubscription, Subscri
 from mongo_session_service.http import problems
 from mongo_session_service.http.reading_budget import PIECE, ReadingBudget, Share
 from mongo_session_service.model.limits import Limits
+from mongo_session_service.storage.cooperative import Pace
 
 try:
     from sse_starlette.sse import EventSourceResponse, SendTimeoutError

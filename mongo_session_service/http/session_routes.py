@@ -32,7 +32,6 @@ from starlette.responses import JSONResponse, Response
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
-from mongo_session_service.driver.cooperative import Pace
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
@@ -59,6 +58,7 @@ from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
+from mongo_session_service.storage.cooperative import Pace
 
 _EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
 """What the ids of sessions begin with that ADK's evaluations make."""

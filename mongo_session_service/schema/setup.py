@@ -12,13 +12,13 @@ from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 from pymongo.write_concern import WriteConcern
 
-from mongo_session_service.driver import server
-from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.driver.translation import UNAUTHORIZED
 from mongo_session_service.errors import SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES, Index
+from mongo_session_service.storage import server
+from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.transactions import Txn
+from mongo_session_service.storage.translation import UNAUTHORIZED
 
 logger = logging.getLogger(__name__)
 

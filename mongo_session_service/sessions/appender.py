@@ -23,8 +23,6 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.codec.adk_session import marker_of
 from mongo_session_service.codec.documents import encode_append, log_begins
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.translation import reporting_stored_unread
 from mongo_session_service.errors import (
     StorageUnavailableError,
     session_not_found_error,
@@ -43,6 +41,8 @@ from mongo_session_service.sessions.reads import (
     find_session_document,
 )
 from mongo_session_service.sessions.writer import TOO_LATE, Writer
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.translation import reporting_stored_unread
 
 Result = TypeVar("Result")
 

@@ -17,17 +17,6 @@ from mongo_session_service.codec.documents import (
     LOG_BEGINS,
     has_initial_document,
 )
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.transactions import (
-    ClientSessions,
-    Txn,
-    run_transaction,
-    run_write,
-)
-from mongo_session_service.driver.translation import (
-    is_duplicate_key,
-    reporting_unknown_outcome,
-)
 from mongo_session_service.errors import (
     quoted,
     session_exists_error,
@@ -56,6 +45,17 @@ from mongo_session_service.sessions.reads import (
     find_session_document,
 )
 from mongo_session_service.sessions.waiting_log import waiting_after_batch
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.transactions import (
+    ClientSessions,
+    Txn,
+    run_transaction,
+    run_write,
+)
+from mongo_session_service.storage.translation import (
+    is_duplicate_key,
+    reporting_unknown_outcome,
+)
 
 
 class BatchRefusedError(Exception):

@@ -26,14 +26,14 @@ from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
 from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
-from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retries import retry_soon
-from mongo_session_service.driver.tasks import uninterrupted
-from mongo_session_service.driver.transactions import Txn, run_transaction
-from mongo_session_service.driver.translation import reporting_partial_removal
 from mongo_session_service.model.records import ANNOUNCES_REMOVAL, Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.storage.translation import reporting_partial_removal
 
 FORK: Final = "held_by"
 """The field of a reservation that names the fork that holds it."""

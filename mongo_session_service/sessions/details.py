@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mongo_session_service.codec.waiting_fields import WAITING_FIELDS
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.tasks import uninterrupted
-from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import ANNOUNCES_DETAILS, Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.transactions import Txn, run_transaction
 
 ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
 """The fields of a session that subscribers receive when one of them is changed."""

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from bson.timestamp import Timestamp
 
 from mongo_session_service.codec.documents import HEAD, is_visible, log_begins
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
 
 
 class LogPage(NamedTuple):

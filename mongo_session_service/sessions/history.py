@@ -14,9 +14,6 @@ from google.adk.events.event import Event
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.cooperative import in_slices
-from mongo_session_service.driver.snapshots import Query, load_documents
 from mongo_session_service.errors import (
     InvalidInputError,
     TrimmedError,
@@ -29,6 +26,9 @@ from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.cooperative import in_slices
+from mongo_session_service.storage.snapshots import Query, load_documents
 
 
 def delta_of(event: Document) -> Document:

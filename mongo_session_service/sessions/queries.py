@@ -14,10 +14,10 @@ from typing import Any, Final
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec.documents import LOG_BEGINS
-from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.snapshots import Query
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.snapshots import Query
 
 SERVER_TIME: Final = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 """The expression for the server's time, in seconds since 1970."""

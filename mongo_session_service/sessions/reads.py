@@ -22,12 +22,6 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.cooperative import in_slices, with_gc_paused
-from mongo_session_service.driver.replies import Encoded, decode_documents
-from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
-from mongo_session_service.driver.tasks import background
-from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import (
     Document,
@@ -42,6 +36,12 @@ from mongo_session_service.sessions.read_cache import (
     build_events,
     decode_blocks,
 )
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.cooperative import in_slices, with_gc_paused
+from mongo_session_service.storage.replies import Encoded, decode_documents
+from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
+from mongo_session_service.storage.tasks import background
+from mongo_session_service.storage.transactions import Txn
 
 _KEYS_AT_ONCE: Final = 1000
 """Sessions whose shared state is read at once: a command holds 16 MB of their ids."""

@@ -14,7 +14,6 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value, encode_value
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import (
@@ -22,6 +21,7 @@ from mongo_session_service.sessions.event_log import (
     read_log,
     read_session_head,
 )
+from mongo_session_service.storage.connection import Connection
 
 _INVOCATION: Final = "event.invocation_id"
 """The field of an event, unless a hook has sealed it."""

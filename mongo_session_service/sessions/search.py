@@ -19,9 +19,6 @@ from google.adk.sessions.state import State
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.waiting_fields import WAITING
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.cooperative import in_slices
-from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
     check_labels,
@@ -35,6 +32,9 @@ from mongo_session_service.model.validation import check_choice, check_flag, che
 from mongo_session_service.schema.indexes import BY_ACTIVITY
 from mongo_session_service.schema.setup import has_index
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.cooperative import in_slices
+from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
 
 MAX_DEPTH: Final = 10
 """Levels of lists and dicts that a value of ``where`` may have."""

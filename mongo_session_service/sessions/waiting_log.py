@@ -19,8 +19,6 @@ from mongo_session_service.codec.waiting_fields import (
     decode_waiting,
     encode_waiting,
 )
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -38,6 +36,8 @@ from mongo_session_service.model.waiting_calls import (
 )
 from mongo_session_service.sessions import event_log, queries, rewinds
 from mongo_session_service.sessions.rewinds import LogAtRevision
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.transactions import Txn
 
 WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
 

@@ -25,9 +25,6 @@ from typing import Final, NamedTuple
 from google.adk.errors.already_exists_error import AlreadyExistsError
 
 from mongo_session_service.codec.document_size import outgrown_error
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.tasks import SwallowedCancellation
-from mongo_session_service.driver.transactions import LockedError
 from mongo_session_service.errors import (
     DocumentTooLargeError,
     StorageUnavailableError,
@@ -41,6 +38,9 @@ from mongo_session_service.sessions.batch import (
     is_one_document,
 )
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.tasks import SwallowedCancellation
+from mongo_session_service.storage.transactions import LockedError
 from mongo_session_service.telemetry import RETRIES, count, note_batch
 
 MAX_WRITES: Final = 128

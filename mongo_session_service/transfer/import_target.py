@@ -21,10 +21,6 @@ from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.codec.documents import INITIAL
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.tasks import uninterrupted
-from mongo_session_service.driver.transactions import Txn, run_transaction
-from mongo_session_service.driver.translation import is_duplicate_key
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
@@ -46,6 +42,10 @@ from mongo_session_service.sessions.waiting_log import (
     waiting_after,
     waiting_fields_at,
 )
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.storage.translation import is_duplicate_key
 from mongo_session_service.transfer.comparison import (
     ComparisonResult,
     SessionPlan,

@@ -27,14 +27,14 @@ from mongo_session_service.codec.partials import (
     decode_turn,
     partial_document,
 )
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retries import is_transient
-from mongo_session_service.driver.tasks import Supervisor, background
-from mongo_session_service.driver.translation import DUPLICATE_KEY, translate_error
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnInfo
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.retries import is_transient
+from mongo_session_service.storage.tasks import Supervisor, background
+from mongo_session_service.storage.translation import DUPLICATE_KEY, translate_error
 from mongo_session_service.telemetry import PARTIAL_SIZES, record_size
 from mongo_session_service.turns.partial_texts import EventInbox
 

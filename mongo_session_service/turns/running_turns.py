@@ -17,12 +17,6 @@ from google.adk.events.event import Event
 
 from mongo_session_service._public import public
 from mongo_session_service.backend import Backends, forget_closed_loops
-from mongo_session_service.driver.tasks import (
-    Supervisor,
-    background,
-    running_loop,
-    uninterrupted,
-)
 from mongo_session_service.errors import (
     LeaseLostError,
     MongoSessionServiceError,
@@ -31,6 +25,12 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnPhase
+from mongo_session_service.storage.tasks import (
+    Supervisor,
+    background,
+    running_loop,
+    uninterrupted,
+)
 from mongo_session_service.telemetry import TurnSpan
 from mongo_session_service.turns import turn_status
 from mongo_session_service.turns.partial_texts import EventInbox, PartialText, text_kind

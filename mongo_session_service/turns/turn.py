@@ -18,9 +18,6 @@ from google.adk.sessions.session import Session
 from mongo_session_service.backend import Backend, Backends, forget_closed_loops
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.partials import encode_turn
-from mongo_session_service.driver.lease import Lease, LeaseRenewer
-from mongo_session_service.driver.retries import retry_soon
-from mongo_session_service.driver.tasks import running_loop, uninterrupted
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     TurnTakenError,
@@ -35,6 +32,9 @@ from mongo_session_service.model.records import (
     TurnFence,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
+from mongo_session_service.storage.lease import Lease, LeaseRenewer
+from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.tasks import running_loop, uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import turn_status, waiting_line
 from mongo_session_service.turns.partial_writer import announce_abandoned

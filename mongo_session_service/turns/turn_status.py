@@ -17,12 +17,12 @@ from typing import Final
 
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.codec.partials import decode_turn
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import Lease, lease_is_free
-from mongo_session_service.driver.retries import retry_soon
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.lease import Lease, lease_is_free
+from mongo_session_service.storage.retries import retry_soon
 
 HELD: Final = "turn.holder"
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)

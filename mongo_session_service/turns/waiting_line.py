@@ -24,16 +24,16 @@ from weakref import WeakValueDictionary
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import lease_is_free, renewed_at_condition
-from mongo_session_service.driver.retries import is_transient, retry_soon
-from mongo_session_service.driver.tasks import Supervisor, background
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     session_not_found_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.lease import lease_is_free, renewed_at_condition
+from mongo_session_service.storage.retries import is_transient, retry_soon
+from mongo_session_service.storage.tasks import Supervisor, background
 
 _RENEW_EVERY: Final = 2.0  # seconds
 _SUPERVISOR: Final = Supervisor("The look for free turns")

@@ -18,7 +18,7 @@ from mongo_session_service import (
     MongoSessionService,
     TrimmedError,
 )
-from mongo_session_service.maintenance import trim
+from mongo_session_service.sessions import trim
 
 KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 INITIAL = {"a": 0, "b": "initial", "user:u": 0}

@@ -21,8 +21,8 @@ from packaging.version import Version
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.driver import server
-from mongo_session_service.driver.compat import Driver
+from mongo_session_service.storage import server
+from mongo_session_service.storage.compat import Driver
 from support import routing
 from support.command_log import CommandsSent
 from support.encryption_hooks import SEALED

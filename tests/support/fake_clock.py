@@ -11,7 +11,7 @@ from unittest import mock
 
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.driver.clocks import ServerClock
+from mongo_session_service.storage.clocks import ServerClock
 
 
 class Clock:

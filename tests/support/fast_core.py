@@ -19,7 +19,7 @@ CORE: Final = frozenset(
     for name in (
         "consumers/test_consumer_handlers",
         "consumers/test_consumers",
-        "driver/test_borrowed_clients",
+        "storage/test_borrowed_clients",
         "feed/test_wait_for",
         "feed/test_watch_scopes",
         "feed/test_watch_sessions",
@@ -29,7 +29,7 @@ CORE: Final = frozenset(
         "sessions/test_append_is_atomic",
         "sessions/test_deletions",
         "sessions/test_documents",
-        "maintenance/test_forks",
+        "sessions/test_forks",
         "sessions/test_group_commit",
         "sessions/test_rebase",
         "sessions/test_snapshots",

@@ -9,10 +9,10 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-from mongo_session_service.driver.clocks import ServerClock
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, PlannedWrite
 from mongo_session_service.sessions.writer import Writer
+from mongo_session_service.storage.clocks import ServerClock
 
 LIMIT = 60.0
 

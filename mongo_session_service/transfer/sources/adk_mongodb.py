@@ -14,10 +14,10 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
-from mongo_session_service.driver.retries import ErrorTranslation
-from mongo_session_service.driver.uri import open_client
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import Document
+from mongo_session_service.storage.retries import ErrorTranslation
+from mongo_session_service.storage.uri import open_client
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Item,

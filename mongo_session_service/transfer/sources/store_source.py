@@ -19,7 +19,6 @@ from mongo_session_service.codec.documents import (
     log_begins,
 )
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageError,
@@ -33,6 +32,7 @@ from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.history import recorded_initial_state
+from mongo_session_service.storage.connection import Connection
 from mongo_session_service.transfer.source_items import (
     ALTERED,
     EVERYTHING,

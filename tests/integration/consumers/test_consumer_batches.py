@@ -11,7 +11,7 @@ from support.consumers import PATIENCE, append, create, take, told
 from support.subscriptions import until
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.driver import cooperative
+from mongo_session_service.storage import cooperative
 
 # No batch is committed since it took long.
 pytestmark = pytest.mark.limits(consumer_batch_seconds=60.0)

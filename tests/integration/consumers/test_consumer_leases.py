@@ -18,7 +18,7 @@ from mongo_session_service import (
     LeaseLostError,
     MongoSessionService,
 )
-from mongo_session_service.driver import lease
+from mongo_session_service.storage import lease
 
 stalls = pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=2.0)
 

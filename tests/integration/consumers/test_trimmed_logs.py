@@ -11,7 +11,7 @@ from pymongo import MongoClient
 from support.consumers import APP, PATIENCE, USER, append, create, take
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.maintenance import trim
+from mongo_session_service.sessions import trim
 
 S = {"app_name": APP, "user_id": USER, "session_id": "s"}
 

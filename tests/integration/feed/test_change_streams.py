@@ -16,10 +16,10 @@ from support.subscriptions import SESSION, change_streams, new_event
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.stream import Stream
-from mongo_session_service.driver import oplog
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.service import backends_of
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.connection import Connection
 
 SILENCE = 0.4
 QUICK = {"stream_await_seconds": 0.05, "stream_silence_seconds": SILENCE}

@@ -26,7 +26,7 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.driver import oplog
+from mongo_session_service.storage import oplog
 
 LOST = (280, 286)
 PASSING = (6, 43, 91, 175, 189, 237, 10107, 11600, 11601, 13436)

@@ -20,8 +20,8 @@ from support.subscriptions import APP, SESSION, Follower, new_event, until
 
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
 from mongo_session_service.changes import decoder
-from mongo_session_service.driver import lease
-from mongo_session_service.maintenance import sweep
+from mongo_session_service.sessions import sweep
+from mongo_session_service.storage import lease
 from mongo_session_service.turns import turn_status, waiting_line
 
 Kill = Callable[[ModuleType, str], None]

@@ -11,9 +11,8 @@ from pymongo import MongoClient
 from support.long_sessions import event, left_in
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.maintenance import erasure
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion
+from mongo_session_service.sessions import deletion, erasure
 from mongo_session_service.sessions.deletion import Removal
 
 KEY = SessionKey("app", "user", "s")

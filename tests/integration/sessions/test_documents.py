@@ -12,9 +12,9 @@ from google.genai import types
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
 
 KEY = SessionKey("my_app", "user-1", "s")
 

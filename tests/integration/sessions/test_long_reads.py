@@ -17,9 +17,9 @@ from pymongo.monitoring import (
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.driver import cooperative
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.storage import cooperative
 
 COUNT = 60
 KEY = SessionKey("app", "ada", "long")

@@ -13,7 +13,7 @@ from support.transfers import FAIL, IDS, REPLACE, SKIP, compared, exported, impo
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.maintenance import trim
+from mongo_session_service.sessions import trim
 
 
 @pytest.fixture

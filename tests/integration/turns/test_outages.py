@@ -20,9 +20,9 @@ from support.scripted_model import said
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import LeaseLostError, MongoSessionService
-from mongo_session_service.driver import clocks, lease
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.model.limits import Limits
+from mongo_session_service.storage import clocks, lease
 
 LIMITS = Limits(
     lease_seconds=2.0,

@@ -26,9 +26,9 @@ from mongo_session_service import (
     MongoSessionService,
     MongoSessionServiceError,
 )
-from mongo_session_service.driver import lease
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions.batch import BatchStore
+from mongo_session_service.storage import lease
 
 BRIEF = 0.6
 """Seconds until a turn is lost that is not renewed."""

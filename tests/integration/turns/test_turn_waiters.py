@@ -15,9 +15,9 @@ from support.failpoints import failing
 from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import Lease, LeaseRenewer
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.lease import Lease, LeaseRenewer
 from mongo_session_service.turns import turn_status, waiting_line
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

@@ -19,7 +19,7 @@ from mongo_session_service.admin.privileges import (
     script,
 )
 from mongo_session_service.cli.server_commands import grants
-from mongo_session_service.driver.connection import Connection
+from mongo_session_service.storage.connection import Connection
 
 FIND = Privilege("find", "db", "events")
 NODE = Path(playwright.__file__).parent / "driver" / "node"

@@ -16,10 +16,10 @@ from support.strategies import identical, states
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.adk_session import mark, to_session
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.driver import replies
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState, split
+from mongo_session_service.storage import replies
 
 NOW: Final = 5.0
 USERS: Final = ("ada", "bob")

@@ -22,8 +22,8 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.resealer import Resealer
-from mongo_session_service.driver.replies import CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.storage.replies import CODEC_OPTIONS
 
 KEY = SessionKey("app", "user", "session")
 OWNER = Owner.of_session(KEY)

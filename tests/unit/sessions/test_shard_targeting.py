@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from support import routing
 
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.connection import Connection
 
 KEY = SessionKey("app", "ada", "s")
 OTHER = KEY._replace(session_id="t")

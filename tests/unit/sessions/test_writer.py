@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.writers import LIMIT, Database, Gate, until, writer_of
 
-from mongo_session_service.driver.transactions import LockedError
 from mongo_session_service.errors import StorageUnavailableError
 from mongo_session_service.model.records import (
     Append,
@@ -35,6 +34,7 @@ from mongo_session_service.sessions.writer import (
     MIN_HALF,
     Writer,
 )
+from mongo_session_service.storage.transactions import LockedError
 
 
 class Session:

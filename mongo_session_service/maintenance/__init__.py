@@ -1,1 +1,0 @@
-"""Changes of stored sessions as a whole: fork, trim, redaction, erasure, sweep."""

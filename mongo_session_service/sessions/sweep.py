@@ -1,0 +1,193 @@
+"""Sweep: removes sessions soon after they have expired, by the server's clock.
+
+Each process that uses a database looks for what has expired when the earliest expiry
+that it knows of has come, and once a minute in any case, since other processes create
+sessions as well. That removal is what subscribers hear as ``deleted``. Several
+processes may sweep at once: each session is removed in one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import random
+import time
+import weakref
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Final
+
+from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
+
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.records import Document
+from mongo_session_service.sessions import deletion, queries
+from mongo_session_service.storage.compat import Driver, renew_connections
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.tasks import Supervisor, background
+
+logger = logging.getLogger(__name__)
+
+_JITTER: Final = 0.4
+"""Seconds, at most, by which processes that know of the same expiry differ."""
+_AFTER_FAILURE: Final = 5.0
+"""Seconds after a sweep that failed."""
+_UNAUTHORIZED: Final = 13
+_SUPERVISOR: Final = Supervisor("The sweep of expired sessions")
+
+
+@dataclass(slots=True)
+class SweepSchedule:
+    """Times at which a service looks for what has expired, in whichever event loop."""
+
+    interval: float
+    rest: float
+    due: float = math.inf
+    """On the monotonic clock; infinite until the service is used, and without sweep."""
+    rests_until: float = 0.0
+
+    @classmethod
+    def of_limits(cls, limits: Limits) -> SweepSchedule:
+        """Make a schedule whose first look is at a random time within an interval."""
+        schedule = cls(limits.sweep_interval, limits.sweep_rest)
+        # Not early, since a process that ends soon, as a command does, need not look.
+        schedule.expect(schedule.interval * random.uniform(0.5, 1))  # noqa: S311
+        return schedule
+
+    def expect(self, seconds: float) -> None:
+        """Look in so many seconds at the latest."""
+        if math.isfinite(self.interval):
+            latest = time.monotonic() + min(max(seconds, 0.0), self.interval)
+            self.due = min(self.due, latest)
+
+    @property
+    def delay(self) -> float:
+        """Seconds until the next look."""
+        return max(self.due, self.rests_until) - time.monotonic()
+
+    def begin_look(self) -> None:
+        """Plan the look after one that begins now."""
+        self.due = time.monotonic() + self.interval
+        self.rests_until = time.monotonic() + self.rest
+
+
+class Sweep:
+    """Removes expired sessions from one event loop.
+
+    It waits by timers of the loop, which end with it, and do not keep a service alive
+    that nobody refers to any more.
+    """
+
+    def __init__(self, connection: Connection, schedule: SweepSchedule) -> None:
+        self._connection = connection
+        self._schedule = schedule
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start_timer(self) -> None:
+        """Wait for the next look from now on; idempotent."""
+        # In mongomock nobody is told of changes, and prune removes what has expired.
+        if self._timer is None and self._connection.driver is not Driver.MOCK:
+            self._set_timer()
+
+    def expect(self, expire_time: object) -> None:
+        """Look when a session expires that was stored just now, if it does."""
+        if isinstance(expire_time, int | float):
+            self.sweep_within(expire_time - self._connection.clock.now())
+
+    def sweep_within(self, seconds: float) -> None:
+        """Look in so many seconds at the latest."""
+        before = self._schedule.due
+        self._schedule.expect(seconds)
+        if self._timer is not None and self._schedule.due < before:
+            self._timer.cancel()
+            self._set_timer()
+
+    async def stop(self) -> None:
+        """End it, after the step under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _set_timer(self) -> None:
+        delay = min(max(self._schedule.delay, 0.0), self._schedule.interval)
+        if math.isfinite(delay):
+            loop, jitter = asyncio.get_running_loop(), random.uniform(0.05, _JITTER)  # noqa: S311
+            self._timer = loop.call_later(
+                delay + jitter,
+                _sweep_alive,
+                weakref.ref(self),
+                os.getpid(),
+                context=Context(),
+            )
+
+    def _look(self) -> None:
+        is_running = self._task is not None and not self._task.done()
+        if self._schedule.delay <= 0 and not is_running:
+            self._schedule.begin_look()
+            self._task = background(_SUPERVISOR.run_task(self._sweep))
+        self._set_timer()
+
+    async def _sweep(self) -> None:
+        wait = _AFTER_FAILURE
+        try:
+            wait = await remove_all_expired(self._connection)
+        except PyMongoError as error:
+            await renew_connections(self._connection.client, error)
+            logger.debug("A sweep failed with %s.", type(error).__name__)
+            if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
+                wait = math.inf  # others remove what this user may only read
+        finally:
+            self.sweep_within(wait)
+
+
+def _sweep_alive(sweep: weakref.ref[Sweep], pid: int) -> None:
+    # In a child forked within the loop, what is due still fires as the loop ends.
+    if (alive := sweep()) is not None and pid == os.getpid():
+        alive._look()  # noqa: SLF001  its own timer
+
+
+async def remove_all_expired(connection: Connection) -> float:
+    """Remove what has expired; return the seconds until more expires, if known."""
+    while True:
+        found = await _find_earliest(connection)
+        due = [each["_id"] for each in found if each["wait"] <= 0]
+        if not due:
+            return min((each["wait"] for each in found), default=math.inf)
+        if await _remove_due(connection, due) == 0:
+            return 0.0  # they are locked, for example by an append that renews them
+
+
+async def _find_earliest(connection: Connection) -> list[Document]:
+    """Find the sessions that expire first, each with the seconds until then."""
+    wait = {"$subtract": [{"$toDouble": "$expire_time"}, queries.SERVER_TIME]}
+    stages: list[Document] = [
+        {"$match": queries.expiring_filter()},
+        {"$sort": {"expire_time": 1}},
+        {"$limit": deletion.SESSIONS_AT_ONCE},
+        {"$project": {"wait": wait}},
+    ]
+    return await connection.aggregate(connection.sessions, stages)
+
+
+async def _remove_due(connection: Connection, ids: list[Document]) -> int:
+    """Remove some sessions if they have expired, and are not locked.
+
+    Returns how many sessions and events were removed.
+    """
+    wanted = {**queries.expired_on_server_filter(connection), "_id": {"$in": ids}}
+    # A session may be locked by an append that renews it.
+    limit = connection.limits.sweep_patience
+    steps = deletion.removals(connection, wanted, limit=limit)
+    try:
+        return sum([each.sessions + each.events async for each in steps])
+    except NetworkTimeout:
+        if len(ids) == 1:
+            return 0
+        # The others need not wait for the one that is locked.
+        return sum([await _remove_due(connection, [each]) for each in ids])

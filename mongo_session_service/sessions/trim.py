@@ -1,0 +1,311 @@
+"""Trim: a session's oldest events are removed in steps; its state stays.
+
+One transaction stores after which revision the log begins, and the state as of then,
+which is the session's initial state from now on. No reader is shown an earlier event
+afterwards. Each step that removes these events finds the session in its transaction: a
+step that comes late cannot remove events of a new session with the same id. A trim that
+is interrupted is resumed by the next one of the session, and by its removal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final
+
+from google.adk.events.event import Event
+
+from mongo_session_service.codec.document_size import check_initial_state
+from mongo_session_service.codec.documents import (
+    INITIAL,
+    LOG_BEGINS,
+    REDACTIONS,
+    TRIMMING,
+    log_begins,
+)
+from mongo_session_service.codec.waiting_fields import (
+    decode_waiting,
+    encode_waiting,
+)
+from mongo_session_service.errors import (
+    InvalidInputError,
+    StorageUnavailableError,
+)
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.waiting_calls import WaitingCalls
+from mongo_session_service.sessions import history, queries, rewinds
+from mongo_session_service.sessions.details import announce_details
+from mongo_session_service.sessions.history import SessionWithInitialState
+from mongo_session_service.sessions.queries import fields_update
+from mongo_session_service.sessions.waiting_log import waiting_at
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.storage.translation import reporting_partial_removal
+
+CALL_LASTS: Final = 86_400.0
+"""Seconds in which a function call may get its response: a day."""
+
+LONG_CALL_LASTS: Final = 30 * CALL_LASTS
+"""Seconds in which a long-running call may get its responses: 30 days."""
+
+TRIM_ATTEMPTS: Final = 100
+"""How often another writer may append while a trim reads the log."""
+
+_BUSY: Final = "Nothing was trimmed: others kept appending to the session. Try again."
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """Events to remove, as far as they may be removed; one field is set."""
+
+    keep_last: int | None = None
+    """All but so many of the latest."""
+    before_revision: int | None = None
+    """All before a revision."""
+    before_time: float | None = None
+    """Up to the first that is not older than this time, in seconds since 1970."""
+
+    def revision(self, session: Document, older: int) -> int:
+        """Return the last revision that it removes; one not reached is refused."""
+        if self.keep_last is not None:
+            return int(session["revision"]) - self.keep_last
+        if self.before_revision is None:
+            return older
+        end = int(session["revision"]) + 1
+        if self.before_revision > end:
+            message = f"before_revision must be at most {end}, after the last event."
+            raise InvalidInputError(message)
+        return self.before_revision - 1
+
+
+@dataclass(slots=True)
+class TrimConstraints:
+    """Constraints that the events of a log, read up to ``until``, set to a trim.
+
+    No cut may come between a function call and its responses, nor between an event and
+    a rewind that has undone it: ADK passes over a rewind to an invocation that it does
+    not find, and what was undone would return.
+    """
+
+    created: float
+    """The session's creation time."""
+    begins: int
+    """The revision after which the log begins."""
+    before_time: float
+    until: int = 0
+    older: int = 0
+    """The last revision of the longest prefix of the log that is older than that."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """The first and the last revision of what is tied by calls."""
+    calls: dict[str | None, int] = field(default_factory=dict)
+    """The revisions of function calls, by id or else by name."""
+    pending: dict[str | None, float] = field(default_factory=dict)
+    """The times until which calls may get a response."""
+    lasting: set[str | None] = field(default_factory=set)
+    """The long-running ones, which may get another one."""
+    rewinds: list[tuple[int, str]] = field(default_factory=list)
+    firsts: dict[str, int] = field(default_factory=dict)
+    """The revisions of the invocations' first events."""
+    state: tuple[tuple[int, int | None], Document] | None = None
+    """A revision where the log may be cut, the number of redactions, and the session's
+    state as of then."""
+
+    def __post_init__(self) -> None:
+        self.until = self.older = self.begins
+
+    async def read_log(
+        self, connection: Connection, key: SessionKey, until: int
+    ) -> None:
+        """Read the log up to a revision, a page in memory at a time."""
+        log = rewinds.LogAtRevision(key, self.until, until)
+        async for revision, event in rewinds.decode_log(connection, log):
+            self.add(revision, event)
+
+    def add(self, revision: int, event: Event) -> None:
+        """Add the next event."""
+        if self.older == self.until and event.timestamp < self.before_time:
+            self.older = revision
+        self.until = revision
+        long_running = event.long_running_tool_ids or ()
+        for response in event.get_function_responses():
+            name = response.id or response.name
+            if (called := self.calls.get(name)) is not None:
+                self.spans.append((called, revision))
+            if name not in self.lasting:
+                self.pending.pop(name, None)
+        for call in event.get_function_calls():
+            name = call.id or call.name
+            lasts = LONG_CALL_LASTS if name in long_running else CALL_LASTS
+            self.calls[name] = revision
+            self.pending[name] = event.timestamp + lasts
+            (self.lasting.add if name in long_running else self.lasting.discard)(name)
+        if event.invocation_id:
+            self.firsts.setdefault(event.invocation_id, revision)
+        if target := event.actions.rewind_before_invocation_id:
+            self.rewinds.append((revision, target))
+
+    def last_safe_revision(self, wanted: int, now: float) -> int:
+        """Find the last revision up to which the log may go, at most the wanted one."""
+        pending = (name for name, until in self.pending.items() if until > now)
+        spans: list[tuple[int, float]] = [
+            *self.spans,
+            *rewinds.undone_parts(self.rewinds, self.firsts),
+            *((self.calls[name], math.inf) for name in pending),
+        ]
+        cut = wanted
+        for first, last in sorted(spans, key=itemgetter(1), reverse=True):
+            if last <= cut:
+                break
+            cut = min(cut, first - 1)
+        return cut
+
+
+async def trim(
+    connection: Connection,
+    key: SessionKey,
+    criterion: Criterion,
+    *,
+    is_dry_run: bool = False,
+) -> int:
+    """Remove the events that a criterion chooses and that may go; return their number.
+
+    A dry run only counts them. If a part of them was removed, it raises
+    ``UnknownOutcomeError``: trim again for the rest.
+    """
+    constraints: TrimConstraints | None = None
+    for _ in range(TRIM_ATTEMPTS):
+        origin = await SessionWithInitialState.load(connection, key)
+        session = origin.session
+        created, begins = session["create_time"], log_begins(session)
+        if constraints is None or (constraints.created, constraints.begins) != (
+            created,
+            begins,
+        ):
+            constraints = TrimConstraints(
+                created, begins, criterion.before_time or -math.inf
+            )
+        cut = begins
+        if await _last_removable(connection, key, session, criterion) > begins:
+            await constraints.read_log(connection, key, session["revision"])
+            if constraints.until != session["revision"]:
+                continue  # it was deleted or trimmed meanwhile
+            wanted = criterion.revision(session, constraints.older)
+            cut = constraints.last_safe_revision(wanted, connection.clock.now())
+        if is_dry_run:
+            return max(0, cut - begins)
+        if cut <= begins:
+            return await _resume_removal(connection, key, session)
+        as_of = cut, session.get(REDACTIONS)
+        if constraints.state is None or constraints.state[0] != as_of:
+            _, state = await history.states_at(connection, key, origin, cut)
+            check_initial_state(state)
+            constraints.state = as_of, state
+        waiting = decode_waiting(session, connection.hooks)
+        if any(each.revision <= cut for each in waiting.named):
+            log = rewinds.LogAtRevision(key, cut, session["revision"])
+            waiting = await waiting_at(connection, log)
+        setting = partial(
+            _set_cut, connection, session, cut, constraints.state[1], waiting=waiting
+        )
+        if await uninterrupted(run_transaction(connection, setting)):
+            return await remove_trimmed(connection, key, created, cut)
+    raise StorageUnavailableError(_BUSY)
+
+
+async def _last_removable(
+    connection: Connection, key: SessionKey, session: Document, criterion: Criterion
+) -> int:
+    """Find the last revision that a criterion may remove; reads one event at most."""
+    older = session["revision"]
+    if criterion.before_time is not None:
+        begins = log_begins(session)
+        log = connection.routed(queries.events_after(key, begins))
+        fields = {"event.timestamp": 1}
+        found = connection.events.find(log, fields).sort("_id", 1).limit(1)
+        for first in await found.to_list(None):
+            if first["event"]["timestamp"] >= criterion.before_time:
+                older = begins
+    return criterion.revision(session, older)
+
+
+async def _resume_removal(
+    connection: Connection, key: SessionKey, session: Document
+) -> int:
+    """Remove what an interrupted trim of a session has left; return how many events."""
+    if TRIMMING not in session:
+        return 0
+    begins = log_begins(session)
+    return await remove_trimmed(connection, key, session["create_time"], begins)
+
+
+async def _set_cut(
+    connection: Connection,
+    read: Document,
+    cut: int,
+    state: Document,
+    txn: Txn,
+    *,
+    waiting: WaitingCalls,
+) -> bool:
+    """Have a session's log begin after a revision, unless it changed since it was read.
+
+    An event appended since may be a rewind that undoes what is to be removed. What was
+    read of events that are redacted must not be stored.
+    """
+    begins = log_begins(read)
+    where: Document = {
+        **queries.writable_filter(connection),
+        **{name: read[name] for name in ("_id", "create_time", "revision")},
+        LOG_BEGINS: begins or {"$exists": False},
+        REDACTIONS: read.get(REDACTIONS),
+    }
+    cutting = {LOG_BEGINS: cut, TRIMMING: read.get(TRIMMING, begins), INITIAL: None}
+    key, hooks = SessionKey(**read["_id"]), connection.hooks
+    told = encode_waiting(waiting, key, hooks)
+    update = fields_update(cutting | told)
+    updated = await connection.sessions.update_one(where, update, session=txn)
+    if updated.matched_count == 0:
+        return False
+    if txn and waiting != decode_waiting(read, hooks):
+        await announce_details(connection, read | told, txn)
+    before = {"_id": {**read["_id"], "revision": 0}}
+    initial = {INITIAL: state, "create_time": read["create_time"], LOG_BEGINS: cut}
+    change = {"$set": initial}
+    await connection.events.update_one(before, change, upsert=True, session=txn)
+    return True
+
+
+async def remove_trimmed(
+    connection: Connection, key: SessionKey, created: float, cut: int
+) -> int:
+    """Remove the events up to a revision at which the log was cut; return how many."""
+    removed, is_over = 0, False
+    most = connection.limits.removed_events
+    session = {"_id": key.id, "create_time": created, LOG_BEGINS: {"$gte": cut}}
+
+    async def step(txn: Txn) -> tuple[int, bool]:
+        if not await connection.sessions.find_one(session, {"_id": 1}, session=txn):
+            return 0, True
+        log = connection.routed(queries.events_until(key, cut))
+        found = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
+        oldest = [each["_id"] for each in await found.limit(most).to_list(None)]
+        if oldest:
+            some = {"_id": {"$gte": oldest[0], "$lte": oldest[-1]}}
+            which = connection.routed(some)
+            await connection.events.delete_many(which, session=txn)
+        is_last = len(oldest) < most
+        if is_last:
+            # Unless another trim has cut further, and has more to remove.
+            own = {**session, LOG_BEGINS: cut}
+            gone: Any = {"$unset": {TRIMMING: ""}}
+            await connection.sessions.update_one(own, gone, session=txn)
+        return len(oldest), is_last
+
+    with reporting_partial_removal():
+        while not is_over:
+            count, is_over = await uninterrupted(run_transaction(connection, step))
+            removed += count
+    return removed

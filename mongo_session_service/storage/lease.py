@@ -1,0 +1,455 @@
+"""Lease: an exclusive right with a rising epoch, held for as long as it is renewed.
+
+Two documents hold one: that of a session says in its field ``turn`` who works on the
+session, and one of ``leases`` says who reads under the name of a consumer. Both have
+these fields:
+
+- ``epoch``: how often the lease was acquired. It never falls, so what its holder writes
+  is fenced by expecting it: whoever was overtaken writes nothing.
+- ``holder``, ``since``, ``renewed_at``: who holds it, from when on, and when it was
+  renewed last. It is free without a holder, or ``Limits.lease_seconds`` after that.
+  With the holder are the ids of the client sessions in which it runs transactions.
+
+All times are the server's. Clocks of clients decide nothing.
+
+While MongoDB is away, nobody can renew a lease, and all of them expire. So whoever
+finds one expired watches it until MongoDB has answered for half of ``lease_seconds``
+without a break: a holder that is alive has renewed it by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Iterable
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+import pymongo
+from pymongo import WriteConcern
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
+
+from mongo_session_service.codec.document_size import cut_by_id_size
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.records import Document
+from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.connection import Connection, kill_client_sessions
+from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.tasks import (
+    Supervisor,
+    SwallowedCancellation,
+    background,
+    running_loop,
+    uninterrupted,
+)
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+THREAD_NAME: Final = "mongo-session-service-leases"
+
+_LOCK_WAIT_SECONDS: Final = 1.0
+"""Seconds that the server may at least wait for a document that is locked."""
+_SUPERVISOR: Final = Supervisor("The renewal of leases")
+_NEVER: Final = datetime(1970, 1, 1)  # noqa: DTZ001  as the driver decodes times
+_IDLE_SECONDS: Final = 10.0
+"""Seconds that the thread stays after the last lease."""
+_THREAD_END_SECONDS: Final = 5.0
+"""Seconds that closing a service waits for the thread."""
+_LOCKED_AFTER: Final = 0.25
+"""Seconds after which a document counts as locked, perhaps by a dead holder."""
+_RENEWAL_SECONDS: Final = 1.5
+"""Seconds to renew all leases: another transaction may have locked one of them."""
+_SINGLE_RENEWAL_SECONDS: Final = 0.2
+"""Seconds to renew one of them then."""
+
+
+class Lease:
+    """The lease in one document, as one claimant acquires, holds and releases it."""
+
+    def __init__(
+        self, connection: Connection, collection: str, id_: object, path: str = ""
+    ) -> None:
+        """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields."""
+        self.connection = connection
+        self.collection = collection
+        self.id = id_
+        self.path = path
+        self.token = uuid.uuid4().hex
+        """Tells this claimant from all others."""
+        self.epoch = 0
+        """How often it was acquired by now; 0 before this claimant has it."""
+        self.renewed_at = 0.0
+        """When it was renewed last, on this machine's monotonic clock."""
+        self.is_lost = False
+        """Whether another claimant is known to hold it."""
+        self.replaces_dead = False
+        """Whether the holder before has not released it."""
+        self.client_sessions: list[Document] = []
+        """Their ids."""
+        self._loop = running_loop()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Tell whether its event loop was closed while it was held."""
+        return self._loop.is_closed()
+
+    async def acquire(
+        self,
+        where: Document | None = None,
+        limit: float = math.inf,
+        *,
+        forget: Iterable[str] = (),
+    ) -> Document | None:
+        """Acquire the lease if it is free, and its document is as ``where`` says.
+
+        Returns the lease as it is then. One that has expired may be watched first. The
+        server waits for a locked document for ``limit`` seconds. The fields ``forget``,
+        about who had it before, go. A cancellation waits for the outcome, which
+        ``epoch`` tells. Without an answer before the lease could have expired, it
+        raises ``NetworkTimeout``.
+        """
+        seconds = self.connection.limits.lease_seconds
+        path = self.path
+        is_free = [
+            {f"{path}holder": None},
+            # The answer to an earlier attempt was lost.
+            {f"{path}holder.token": self.token},
+        ]
+        holder: Document = {"host": socket.gethostname(), "pid": os.getpid()}
+        if self.client_sessions:
+            holder["client_sessions"] = self.client_sessions
+        change = {
+            "$inc": {f"{path}epoch": 1},
+            "$set": {f"{path}holder": {**holder, "token": self.token}},
+            "$currentDate": {f"{path}since": True, f"{path}renewed_at": True},
+        }
+        if names := {f"{path}{name}": "" for name in forget}:
+            change["$unset"] = names
+        limit_ms = round(1000 * max(min(limit, seconds), _LOCK_WAIT_SECONDS))
+        is_mock = self.connection.driver is Driver.MOCK
+        options = {} if is_mock else {"maxTimeMS": limit_ms}
+
+        async def take(free: Document) -> Document | None:
+            self.renewed_at = time.monotonic()
+            free = {"_id": self.id, **(where or {}), **free}
+            with self.connection.contact.asking():
+                updating = self._update_lease(free, change, **options)
+                found = await asyncio.wait_for(
+                    self.write_past_dead_holder(updating), seconds + 1
+                )
+            self.epoch = found["epoch"] if found else 0
+            return found
+
+        async def acquire() -> Document | None:
+            found = await take({"$or": is_free})
+            self.replaces_dead = found is None
+            if found is None:
+                watching = self._watch_expired()
+                if dead := await asyncio.wait_for(watching, seconds + 1):
+                    found = await take(_as_seen(dead, path))
+            return found
+
+        try:
+            return await uninterrupted(acquire())
+        except ExecutionTimeout:  # another writer's transaction has locked the document
+            return None
+        except TimeoutError:
+            message = f"no answer within {seconds:g} seconds"
+            raise NetworkTimeout(message) from None
+
+    async def release_lease(
+        self, ended: Document | None = None, *, forget: Iterable[str] = ()
+    ) -> Document | None:
+        """Release the lease, and return what is left of it; None if it is another's.
+
+        Its field ``ended`` says so from now on; the fields ``forget`` go. If it takes
+        so long that the lease has expired by itself, it raises ``TimeoutError``.
+        """
+        path = self.path
+        mine = {"_id": self.id, f"{path}holder.token": self.token}
+        gone = ("holder", "since", "renewed_at", *forget)
+        change: Document = {"$unset": {f"{path}{name}": "" for name in gone}}
+        if ended is not None:
+            change["$set"] = {f"{path}ended": ended}
+        async with asyncio.timeout(self.connection.limits.lease_seconds):
+            return await self._update_lease(mine, change)
+
+    async def write_past_dead_holder(self, write: Awaitable[Result]) -> Result:
+        """Await a write to its document, which a dead holder may have locked."""
+        ending = background(self._keep_ending_dead_holder())
+        try:
+            return await write
+        finally:
+            ending.cancel()
+            await asyncio.wait([ending])
+
+    async def _keep_ending_dead_holder(self) -> None:
+        while True:
+            await asyncio.sleep(_LOCKED_AFTER)
+            # Else the write would wait for ever for the end of this loop.
+            with SwallowedCancellation(), suppress(PyMongoError):
+                await self.end_dead_holder()
+
+    async def end_dead_holder(self) -> None:
+        """Kill the client sessions of a holder that no longer renews."""
+        connection = self.connection
+        if not connection.has_transactions:
+            return
+        dead = await self._watch_expired()
+        if dead is None:
+            return
+        left = [
+            each
+            for each in dead["holder"].get("client_sessions", ())
+            if each not in self.client_sessions
+        ]
+        if left:
+            await kill_client_sessions(connection.client, left)
+
+    async def _watch_expired(self) -> Document | None:
+        """The lease if another's has expired, and would be renewed by now."""
+        enough = self.connection.limits.lease_seconds / 2
+        while expired := await self._load_expired():
+            if self.connection.contact.has_lasted(enough):
+                break
+            await asyncio.sleep(enough / 10)
+        return expired
+
+    async def _load_expired(self) -> Document | None:
+        """The lease if another's has expired."""
+        connection, path = self.connection, self.path
+        expired = {
+            "_id": self.id,
+            f"{path}holder.token": {"$nin": [None, self.token]},
+            "$expr": renewed_at_condition(connection, "$lt", path),
+        }
+        fields = {f"{path}holder": 1, f"{path}renewed_at": 1}
+        collection = connection.with_default_codec(connection.database[self.collection])
+        with connection.contact.asking():
+            found = await retry_soon(collection.find_one, expired, fields)
+        lease: Document | None = found["turn"] if found and path else found
+        return lease
+
+    async def _update_lease(
+        self, where: Document, change: Document, **options: Any
+    ) -> Document | None:
+        """Update the lease and return it; None if its document does not match."""
+        connection = self.connection
+        collection = connection.with_default_codec(connection.database[self.collection])
+        field = self.path.rstrip(".")
+
+        async def write(session: Any = None) -> Document | None:
+            in_session = {} if session is None else {"session": session}
+            found: Document | None = await collection.find_one_and_update(
+                where,
+                change,
+                projection={field: 1} if field else None,
+                return_document=True,
+                **in_session,
+                **options,
+            )
+            return found
+
+        if connection.has_transactions:
+            found = await connection.write_in_client_session(write)
+        else:
+            found = await write()
+        return found[field] if found and field else found
+
+
+def _as_seen(lease: Document, path: str) -> Document:
+    """The filter of a lease that was not renewed since it was read."""
+    # A mock keeps microseconds, and does not return them.
+    later = lease.get("renewed_at", _NEVER) + timedelta(milliseconds=1)
+    return {
+        f"{path}holder.token": lease["holder"]["token"],
+        f"{path}renewed_at": {"$not": {"$gte": later}},
+    }
+
+
+def lease_is_free(connection: Connection, path: str = "") -> Document:
+    """Return the expression that tells whether a document's lease is free."""
+    holder = {"$ifNull": [f"${path}holder", None]}
+    # An append may renew what was released meanwhile.
+    return {
+        "$or": [{"$eq": [holder, None]}, renewed_at_condition(connection, "$lt", path)]
+    }
+
+
+def renewed_at_condition(
+    connection: Connection, operator: str, path: str = ""
+) -> Document:
+    """Return the expression that compares a renewal with the oldest valid one."""
+    seconds = connection.limits.lease_seconds
+    since: Any = {"$subtract": ["$$NOW", round(seconds * 1000)]}
+    if connection.driver is Driver.MOCK:  # which knows no $$NOW
+        since = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
+    return {operator: [{"$ifNull": [f"${path}renewed_at", _NEVER]}, since]}
+
+
+class LeaseRenewer:
+    """The thread that renews the leases that one service holds in this process.
+
+    Whoever holds a lease may block their event loop for as long as they like: a
+    synchronous tool does, and ADK's ``Runner.run()``. So a thread renews, through a
+    client that belongs to no event loop, and is opened for the first lease that nothing
+    else has renewed for long. A lease that nobody refers to any more expires.
+    """
+
+    def __init__(self) -> None:
+        self._forget_leases()
+
+    def __reduce__(self) -> tuple[type[LeaseRenewer], tuple[()]]:
+        return type(self), ()  # no lease is held where it is unpickled
+
+    def _forget_leases(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._held: WeakValueDictionary[str, Lease] = WeakValueDictionary()
+        self._used_at = 0.0
+        self._stopping: threading.Event | None = None
+        """Ends the thread that runs; None if none does."""
+        self._thread: threading.Thread | None = None
+        """The thread that was started last."""
+
+    def add_lease(self, lease: Lease) -> None:
+        """Renew a lease from now on."""
+        if self._pid != os.getpid():  # the thread stayed in the parent
+            self._forget_leases()
+        limits = lease.connection.limits
+        with self._lock:
+            self._held[lease.token] = lease
+            if self._stopping is None:
+                stopping = self._stopping = threading.Event()
+                self._thread = threading.Thread(
+                    target=_SUPERVISOR.run_thread,
+                    args=[self._keep_renewing, stopping, limits],
+                    name=THREAD_NAME,
+                    daemon=True,
+                )
+                self._thread.start()
+
+    def discard_lease(self, lease: Lease) -> None:
+        """Stop renewing a lease; idempotent."""
+        self._held.pop(lease.token, None)
+
+    async def end_thread(self) -> None:
+        """End the thread, unless leases are held, and wait until it has ended.
+
+        A server that does not answer keeps it for a few seconds at most.
+        """
+        with self._lock:
+            is_needed = any(not each.is_abandoned for each in self._held.values())
+            if is_needed or self._stopping is None:
+                return
+            self._stopping.set()
+            self._stopping, thread = None, self._thread
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_THREAD_END_SECONDS):
+                while thread is not None and thread.is_alive():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    def _keep_renewing(self, stopping: threading.Event, limits: Limits) -> None:
+        tick = limits.lease_renewal_seconds / 3
+        with ExitStack() as closing:
+            database, is_told = None, False
+            while not stopping.wait(tick) and not self._is_idle():
+                if not (due := self._due_leases()):
+                    continue
+                # What is lost is noticed by its next write.
+                with suppress(PyMongoError):
+                    if database is None:
+                        database = _open_database(due[0].connection, closing)
+                    _renew_due(database, due)
+                seconds = time.monotonic() - min(each.renewed_at for each in due)
+                if seconds < limits.lease_seconds:
+                    is_told = False
+                elif not is_told:
+                    is_told = True
+                    logger.warning(
+                        "A turn or a consumer's name could not be renewed for %.0f"
+                        " seconds. If MongoDB answers others, they may take it over.",
+                        seconds,
+                    )
+                del due  # or it would keep them alive
+
+    def _is_idle(self) -> bool:
+        """Tell whether the thread may end: there was no lease for long."""
+        with self._lock:
+            now = time.monotonic()
+            if self._held:
+                self._used_at = now
+            elif now - self._used_at > _IDLE_SECONDS:
+                self._stopping = None
+                return True
+            return False
+
+    def _due_leases(self) -> list[Lease]:
+        with self._lock:
+            held = list(self._held.values())
+        for each in held:
+            if each.is_abandoned:
+                self.discard_lease(each)
+        now = time.monotonic()
+        return [
+            each
+            for each in held
+            if now - each.renewed_at >= each.connection.limits.lease_renewal_seconds
+        ]
+
+
+def _open_database(connection: Connection, closing: ExitStack) -> Any:
+    database, close = connection.driver.blocking_database(connection.database)
+    closing.callback(close)
+    return database
+
+
+def _renew_due(database: Any, due: list[Lease]) -> None:
+    by_collection: dict[str, list[Lease]] = defaultdict(list)
+    for each in due:
+        by_collection[each.collection].append(each)
+    cut = ((name, cut_by_id_size(each)) for name, each in by_collection.items())
+    for name, leases in ((name, leases) for name, parts in cut for leases in parts):
+        collection = leases[0].connection.with_default_codec(database[name])
+        # The next renewal comes soon enough, if a failover loses one.
+        collection = collection.with_options(write_concern=WriteConcern(1))
+        try:
+            _renew_together(collection, leases, _RENEWAL_SECONDS)
+        except PyMongoError as error:
+            if not error.timeout or len(leases) == 1:
+                raise
+            for each in leases:
+                with suppress(PyMongoError):
+                    _renew_together(collection, [each], _SINGLE_RENEWAL_SECONDS)
+
+
+def _renew_together(collection: Any, leases: list[Lease], limit: float) -> None:
+    """Renew leases of one collection, and note which of them were taken over."""
+    started = time.monotonic()
+    path, ids = leases[0].path, [each.id for each in leases]
+    # By equality, a mongos knows the shard.
+    where = {"_id": ids[0] if len(ids) == 1 else {"$in": ids}}
+    mine = {f"{path}holder.token": {"$in": [each.token for each in leases]}}
+    change = {"$currentDate": {f"{path}renewed_at": True}}
+    with pymongo.timeout(limit):
+        renewed = collection.update_many({**where, **mine}, change)
+        if renewed.matched_count < len(leases):
+            holder = {"$project": {"token": f"${path}holder.token"}}
+            # A lease whose document is gone was not taken over.
+            for found in collection.aggregate([{"$match": where}, holder]):
+                for each in leases:
+                    if each.id == found["_id"] and each.token != found.get("token"):
+                        each.is_lost = True
+    for each in leases:
+        each.renewed_at = started

@@ -1,0 +1,169 @@
+"""Retries: what may be repeated is, and the driver's errors become this package's.
+
+:class:`ErrorTranslation` is put around the work of each public call, thread and task.
+:func:`retry` is put around what may be done twice: a pure read, or a write that has the
+same result the second time. The driver itself repeats every command once, on another
+connection, and a transaction that was turned away until its time limit. Beside that:
+
+- What passes through :func:`retry` is repeated for :data:`RETRY_LIMIT` seconds, while
+  the failures are transient (:func:`is_transient`), after pauses that grow.
+- What passes through :func:`retry_soon`, and a snapshot read, is repeated three times,
+  soon, if a server answers that it cannot do it now.
+- Anything else fails at once. Its outcome may be unknown, and the caller decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from bson.errors import BSONError
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+
+from mongo_session_service.errors import (
+    ConfigurationError,
+    MongoSessionServiceError,
+    StorageUnavailableError,
+)
+from mongo_session_service.storage.compat import renew_connections
+from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
+from mongo_session_service.storage.translation import (
+    FOREIGN_LOOP,
+    TRANSIENT_CODES,
+    LoginLostError,
+    is_bad_login,
+    is_logged_out,
+    is_starting,
+    is_turned_away,
+    translate_error,
+)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+RETRY_LIMIT: Final = 60.0
+"""Seconds until a failing operation is given up; an election takes up to 12."""
+
+PAUSE_AFTER_LOSS: Final = 0.5
+"""Seconds before a stream that lost its history is reopened, to avoid a busy loop."""
+
+REPEAT_PAUSES: Final = (0.01, 0.05, 0.2)
+"""Seconds between the attempts of what is repeated soon."""
+
+_FIRST_RETRY_PAUSE: Final = 0.02  # seconds
+_LONGEST_RETRY_PAUSE: Final = 2.0  # seconds
+
+
+class ErrorTranslation:
+    """Translate PyMongo errors raised in the block to this package's.
+
+    If an error comes from an outdated connection, the client's connections are renewed.
+    """
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Without their original, whose text may quote a document.
+        if isinstance(exc, PyMongoError):
+            raise translate_error(await renew_after_logout(self._client, exc)) from None
+        if isinstance(exc, BSONError):
+            raise translate_error(exc) from None
+        if isinstance(exc, RuntimeError) and _FOREIGN.search(str(exc)):
+            raise ConfigurationError(FOREIGN_LOOP) from None
+
+
+_FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
+
+
+async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
+    """Renew outdated connections; ``LoginLostError`` if a user was dropped on one."""
+    if await renew_connections(client, error) and is_logged_out(error):
+        return LoginLostError(str(error))
+    return error
+
+
+async def retry(
+    client: Any,
+    function: Callable[Arguments, Awaitable[Result]],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
+    """Call a function that may run twice, again after each transient error.
+
+    It is to hold no connection for longer than it takes. After ``RETRY_LIMIT`` seconds
+    it raises ``StorageUnavailableError``.
+    """
+    waiting = pauses()
+    while True:
+        try:
+            with SwallowedCancellation():
+                return await function(*args, **kwargs)
+        except PyMongoError as error:
+            if not is_transient(error):
+                raise
+            await renew_connections(client, error)
+            pause = next(waiting, None)
+            if pause is None:
+                raise gave_up_error(error) from None
+        await asyncio.sleep(pause)
+
+
+async def retry_soon(
+    function: Callable[Arguments, Awaitable[Result]],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
+    """Call a function that may run twice, soon again if a server turns it away."""
+    for pause in REPEAT_PAUSES:
+        try:
+            return await function(*args, **kwargs)
+        except PyMongoError as error:
+            if not is_turned_away(error):
+                raise
+        await asyncio.sleep(pause)
+    return await function(*args, **kwargs)
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between retries, until ``RETRY_LIMIT`` has run out."""
+    end = time.monotonic() + RETRY_LIMIT
+    for attempt in count():
+        if time.monotonic() >= end:
+            return
+        yield backoff(attempt, first=_FIRST_RETRY_PAUSE, longest=_LONGEST_RETRY_PAUSE)
+
+
+def gave_up_error(error: Exception) -> MongoSessionServiceError:
+    """Return the error to raise when ``RETRY_LIMIT`` has run out."""
+    reason = "MongoDB does not answer."
+    if isinstance(error, PyMongoError):
+        reason = str(translate_error(error))
+    return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
+
+
+def is_transient(error: PyMongoError) -> bool:
+    """Tell whether a failure of MongoDB is transient: a retry may succeed."""
+    if isinstance(error, OperationFailure):
+        is_resumable = error.has_error_label("ResumableChangeStreamError")
+        # Who was dropped may be created again. Whose login was never accepted does not
+        # come here: setting up has failed.
+        is_login = is_logged_out(error) or is_bad_login(error)
+        return is_resumable or is_login or error.code in TRANSIENT_CODES
+    is_connection = isinstance(error, ConnectionFailure | LoginLostError)
+    return is_connection or is_starting(error)

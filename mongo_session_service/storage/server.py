@@ -1,0 +1,107 @@
+"""Server handshake: whether a server can keep the service's promises."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from pymongo.common import SERVER_SELECTION_TIMEOUT
+from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
+
+from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.storage.translation import (
+    TRANSIENT_CODES,
+    UNAUTHORIZED,
+    certificate_refusal,
+)
+
+_POLL: Final = 0.1  # seconds
+_LOCAL_PATIENCE: Final = 1.5  # seconds
+_LOCAL_HOSTS: Final = {"127.0.0.1", "::1", "localhost"}
+_MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
+
+
+async def ask_hello(client: Any) -> dict[str, Any]:
+    """Return the server's reply to ``hello``, in which it describes itself.
+
+    If no server has a certificate that is accepted, it raises ``ConfigurationError``:
+    the driver would retry that for half a minute, as if the server were down. Where
+    nobody listens on this machine, it fails soon, unless the client has a time of its
+    own for that: the driver would wait as long as for a distant election.
+    """
+    started = time.monotonic()
+    has_own_time = client.options.server_selection_timeout != SERVER_SELECTION_TIMEOUT
+    asking = asyncio.ensure_future(client.admin.command("hello"))
+    # If the caller is cancelled, the client may be closed before it ends.
+    asking.add_done_callback(lambda it: it.cancelled() or it.exception())
+    try:
+        while not (await asyncio.wait([asking], timeout=_POLL))[0]:
+            servers = client.topology_description.server_descriptions().values()
+            refusals = [certificate_refusal(str(each.error)) for each in servers]
+            if refusals and all(refusals):
+                raise ConfigurationError(refusals[0])
+            is_late = not has_own_time and time.monotonic() - started > _LOCAL_PATIENCE
+            if is_late and all(
+                each.address[0] in _LOCAL_HOSTS and each.error for each in servers
+            ):
+                message = "; ".join(str(each.error) for each in servers)
+                raise ServerSelectionTimeoutError(message)
+        hello: dict[str, Any] = asking.result()
+        return hello
+    finally:
+        asking.cancel()
+
+
+def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
+    """Refuse a server that cannot keep the promises, from its ``hello`` reply."""
+    if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
+        message = "MongoDB 5.0 or newer is needed; this server is older. Upgrade it."
+        raise ConfigurationError(message)
+    if hello.get("isreplicaset"):
+        message = "The replica set is not initiated: call rs.initiate() on it once."
+        raise ConfigurationError(message)
+    if transactions and is_standalone(hello):
+        message = (
+            "This MongoDB server is a standalone: it has no transactions, so an event"
+            " and its state could be torn apart. Run it as a replica set (a single"
+            " member is enough): start mongod with --replSet rs0, then call"
+            " rs.initiate() once."
+        )
+        hint = "To do without the guarantee, pass transactions=False."
+        raise ConfigurationError(message, hint=hint)
+
+
+async def check_product(metadata: Any, hello: dict[str, Any]) -> None:
+    """Refuse a product that speaks MongoDB's protocol and lacks snapshot reads."""
+    # Only MongoDB tells a version of its topology, and an old one is refused as such.
+    if "topologyVersion" in hello or hello["maxWireVersion"] < _MIN_WIRE_VERSION:
+        return
+    command = {
+        "aggregate": metadata.name,
+        "pipeline": [{"$limit": 1}],
+        "cursor": {},
+        "readConcern": {"level": "snapshot"},
+    }
+    try:
+        reply = await metadata.database.command(command)
+    except OperationFailure as error:
+        if error.code in TRANSIENT_CODES | {UNAUTHORIZED}:
+            raise
+        reply = {}
+    if "atClusterTime" not in reply.get("cursor", ()):
+        raise ConfigurationError(
+            "This server is not MongoDB: it has no snapshot reads, which the service"
+            " cannot do without. Use MongoDB 5.0 or newer, on Atlas or as a replica"
+            " set."
+        )
+
+
+def is_mongos(hello: dict[str, Any]) -> bool:
+    """Tell whether a server is the router of a sharded cluster."""
+    return hello.get("msg") == "isdbgrid"
+
+
+def is_standalone(hello: dict[str, Any]) -> bool:
+    """Tell whether a server belongs to no replica set, nor to a sharded cluster."""
+    return "setName" not in hello and not is_mongos(hello)

@@ -1,0 +1,47 @@
+"""What a prune refuses: criteria that would remove more than anyone can mean."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mongo_session_service import InvalidInputError
+from mongo_session_service.sessions.pruning import prune_criteria
+
+NOW = 1.8e9
+NOTHING = {"app_name": None, "idle_for": None, "created_before": None}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("idle_for", each) for each in (0, -1.0, math.nan, math.inf, True, "90d")),
+        *(("idle_for", each) for each in (timedelta(0), timedelta(days=-1))),
+        *(("created_before", each) for each in (0, -1, math.nan, math.inf, "soon")),
+        ("created_before", datetime.fromtimestamp(NOW + 1, UTC)),
+        ("created_before", datetime.fromtimestamp(0, UTC)),
+        ("created_before", datetime(2026, 1, 1)),  # noqa: DTZ001  in no time zone
+        ("app_name", ""),
+        ("app_name", 1),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(argument: str, value: object) -> None:
+    """Zero, negative, no number, the future, and other types are invalid."""
+    with pytest.raises(InvalidInputError, match=argument):
+        prune_criteria(**NOTHING | {argument: value}, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("idle_for", 0.001),
+        ("idle_for", timedelta(days=36_525)),
+        ("created_before", datetime.fromtimestamp(NOW, UTC)),
+        ("created_before", "2026-01-31T12:00:00Z"),
+    ],
+)
+async def test_what_makes_sense_is_accepted(argument: str, value: object) -> None:
+    """Any time that is over, and any length of time up to a hundred years."""
+    assert prune_criteria(**NOTHING | {argument: value}, now=NOW)

@@ -1,0 +1,57 @@
+"""Which failures are retried, and how long a retry waits."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from pymongo import AsyncMongoClient
+from pymongo.errors import AutoReconnect
+from pymongo.errors import ConfigurationError as DriverConfigurationError
+
+from mongo_session_service import StorageUnavailableError
+from mongo_session_service.storage.retries import is_transient, retry
+from mongo_session_service.storage.tasks import backoff
+from mongo_session_service.storage.translation import translate_error
+
+
+def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
+    """It knows no sessions yet, which is not how the deployment is configured."""
+    error = DriverConfigurationError(
+        "Sessions are not supported by this MongoDB deployment"
+    )
+
+    assert is_transient(error)
+    assert type(translate_error(error)) is StorageUnavailableError
+    other = DriverConfigurationError("Server does not support transactions")
+    assert not is_transient(other)
+
+
+def test_pauses_double_up_to_their_limit() -> None:
+    """They stay there, however often something has failed."""
+    pauses = [backoff(attempt, first=1, longest=30) for attempt in (0, 1, 4, 5, 5000)]
+
+    for pause, most in zip(pauses, (1, 2, 16, 30, 30), strict=True):
+        assert most / 2 <= pause <= most
+
+
+async def test_a_failure_does_not_hide_a_cancellation() -> None:
+    """Nothing is retried for whom the driver has swallowed a cancellation."""
+    is_called, is_retried = asyncio.Event(), asyncio.Event()
+
+    async def swallow_and_fail() -> None:
+        if is_called.is_set():
+            is_retried.set()
+        is_called.set()
+        with suppress(asyncio.CancelledError):
+            await is_retried.wait()
+        raise AutoReconnect
+
+    async with AsyncMongoClient(connect=False) as client:
+        retrying = asyncio.create_task(retry(client, swallow_and_fail))
+        await is_called.wait()
+        retrying.cancel()
+        await asyncio.wait([retrying], timeout=5)
+
+    assert retrying.cancelled()
+    assert not is_retried.is_set()
