@@ -15,9 +15,9 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from pymongo.errors import PyMongoError
 
@@ -45,10 +45,13 @@ from mongo_session_service.storage.transactions import ClientSessions
 from mongo_session_service.storage.translation import FOREIGN_LOOP
 from mongo_session_service.storage.uri import ConnectionSettings, open_client
 
+_Part = TypeVar("_Part")
+_Arguments = ParamSpec("_Arguments")
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Connection, store and writer of one event loop."""
+    """Connection, store and writer of one event loop, and what else there is one of."""
 
     connection: Connection
     reads: SessionReads
@@ -59,6 +62,19 @@ class Backend:
     """The client sessions of its writer's transactions."""
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
+    _parts: dict[Any, Any] = field(default_factory=dict)
+
+    def part(
+        self,
+        kind: Callable[_Arguments, _Part],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Part:
+        """The one object of a class in this event loop, made at the first call."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(*args, **kwargs)
+        part: _Part = self._parts[kind]
+        return part
 
 
 class BackendCall:
@@ -180,6 +196,17 @@ class Backends:
         """The limits of the service."""
         return self._settings.limits
 
+    def parts(
+        self, kind: Callable[..., _Part]
+    ) -> dict[asyncio.AbstractEventLoop, _Part]:
+        """The objects of a class, by event loop, that its backends have as parts."""
+        self._reset_after_fork()
+        return {
+            loop: each._parts[kind]  # noqa: SLF001
+            for loop, each in self._entries.copy().items()
+            if kind in each._parts  # noqa: SLF001
+        }
+
     def in_call(self, *, sets_up: bool = True) -> BackendCall:
         """Begin a call, as a context; without ``sets_up`` nothing is created."""
         return BackendCall(self, sets_up=sets_up)
@@ -189,9 +216,7 @@ class Backends:
 
         A borrowed client that belongs to another loop is refused.
         """
-        if self._pid != os.getpid():
-            # After a fork the parent's sockets, loops and held lock are not ours.
-            self._reset()
+        self._reset_after_fork()
         loop = running_loop()
         entry = self._entries.get(loop)
         if entry is None:
@@ -211,6 +236,10 @@ class Backends:
             entry.sweep.start_timer()
         entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
         return entry
+
+    def _reset_after_fork(self) -> None:
+        if self._pid != os.getpid():  # the parent's sockets, loops and lock
+            self._reset()
 
     async def set_up(self, index: Index | None) -> None:
         """Create collections and indexes, and check the server, even if done before.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from google.adk.events.event import Event
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Backends, forget_closed_loops
+from mongo_session_service.backend import Backends
 from mongo_session_service.errors import (
     LeaseLostError,
     MongoSessionServiceError,
@@ -356,8 +356,8 @@ def _ignore_failure(task: asyncio.Task[None]) -> None:
 class _LoopTurns:
     """The running turns of one event loop, and what serves them all."""
 
-    def __init__(self, writer: PartialWriter) -> None:
-        self.writer = writer
+    def __init__(self, backends: Backends) -> None:
+        self.writer = PartialWriter(backends)
         self.turns: set[RunningTurn] = set()
         self.polling: asyncio.Task[None] | None = None
 
@@ -367,18 +367,14 @@ class RunningTurns:
 
     def __init__(self, backends: Backends) -> None:
         self.backends = backends
-        self._loops: dict[asyncio.AbstractEventLoop, _LoopTurns] = {}
 
     def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
         return type(self), (self.backends,)  # none runs where it is unpickled
 
     async def start(self, running: RunningTurn) -> None:
         """Begin a turn, and watch for requests to stop it."""
-        loop = running_loop()
-        if loop not in self._loops:
-            forget_closed_loops(self._loops)
-            self._loops[loop] = _LoopTurns(PartialWriter(self.backends))
-        here = self._loops[loop]
+        async with self.backends.in_call(sets_up=False) as backend:
+            here = backend.part(_LoopTurns, self.backends)
         await running.begin(here.writer)
         here.turns.add(running)
         if here.polling is None or here.polling.done():
@@ -386,7 +382,7 @@ class RunningTurns:
 
     def find(self, key: SessionKey) -> RunningTurn | None:
         """The turn of a session that runs in this event loop."""
-        here = self._loops.get(running_loop())
+        here = self.backends.parts(_LoopTurns).get(running_loop())
         for each in here.turns if here else ():
             if each.turn.key == key and not each.is_done:
                 return each
@@ -394,8 +390,9 @@ class RunningTurns:
 
     async def stop_all(self, grace: float) -> None:
         """Stop all turns; those of this event loop if they outlast so many seconds."""
-        here = self._loops.pop(running_loop(), None)
-        for loop, others in list(self._loops.items()):
+        loops = self.backends.parts(_LoopTurns)
+        here = loops.pop(running_loop(), None)
+        for loop, others in loops.items():
             for each in others.turns:
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(each.request_stop, _CLOSED)

@@ -15,7 +15,7 @@ from typing import Final
 from google.adk.events.event import Event
 from google.adk.sessions.session import Session
 
-from mongo_session_service.backend import Backend, Backends, forget_closed_loops
+from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.partials import encode_turn
 from mongo_session_service.errors import (
@@ -34,7 +34,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.storage.lease import Lease, LeaseRenewer
 from mongo_session_service.storage.retries import retry_soon
-from mongo_session_service.storage.tasks import running_loop, uninterrupted
+from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import turn_status, waiting_line
 from mongo_session_service.turns.partial_writer import announce_abandoned
@@ -62,7 +62,6 @@ class Turns:
         self.backends = backends
         self.renewer = renewer
         self.database_name = database_name
-        self._lines: dict[asyncio.AbstractEventLoop, WaitingLine] = {}
 
     def __reduce__(self) -> tuple[type[Turns], tuple[Backends, LeaseRenewer, str]]:
         # No turn is held where it is unpickled.
@@ -78,24 +77,15 @@ class Turns:
                     raise turn_stopped_error(key.session_id)
         return None
 
-    def line_of_running_loop(self, backend: Backend) -> WaitingLine:
-        """Return the waiting line of the running event loop."""
-        loop = running_loop()
-        if loop not in self._lines:
-            forget_closed_loops(self._lines)
-            self._lines[loop] = WaitingLine(backend.connection)
-        return self._lines[loop]
-
     def announce_release(self) -> None:
         """Wake all who wait in this process, to look for free turns."""
-        for loop, line in list(self._lines.items()):
+        for loop, line in self.backends.parts(WaitingLine).items():
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(line.look)
 
     def fail_waiters(self) -> None:
         """Have all who wait for turns fail: the service is closed."""
-        lines, self._lines = self._lines, {}
-        for loop, line in lines.items():
+        for loop, line in self.backends.parts(WaitingLine).items():
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(line.fail_all)
 
@@ -189,7 +179,7 @@ class Turn:
                     connection, connection.sessions.name, self.key.id, "turn."
                 )
                 self._client_sessions = backend.client_sessions
-                self._line = self.turns.line_of_running_loop(backend)
+                self._line = backend.part(WaitingLine, connection)
                 try:
                     session = await self._begin_turn(backend)
                 except BaseException:
