@@ -84,7 +84,7 @@ from mongo_session_service.transfer.source_items import (
     SharedState,
     Source,
 )
-from mongo_session_service.transfer.sources.adk_rows import check_weight, validated
+from mongo_session_service.transfer.sources.adk_rows import validated
 from mongo_session_service.transfer.sources.base_source import (
     BaseSource,
     MalformedError,
@@ -209,7 +209,6 @@ def _tagged_text(value: Any) -> str:
 
 def parse_line(line: bytes) -> tuple[str, Any]:
     """Parse a line: its only field, and its value without tags."""
-    check_weight(line)
     try:
         value = _DECODER.decode(line.decode())
         if b'"%' in line:
@@ -232,7 +231,6 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 def check_header(line: bytes) -> None:
     """Refuse a file of another format or version, by its first line."""
     try:
-        check_weight(line)
         header = json.loads(line)
     except (ValueError, RecursionError):
         header = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
@@ -45,22 +44,6 @@ _PLAIN_COLUMNS: Final = (
     *("id", "invocation_id", "author", "branch", "error_code", "error_message"),
     *("partial", "turn_complete", "interrupted"),
 )
-
-_MOST_WEIGHT: Final = 2_500_000
-"""Largest weight of the values in one JSON text; a document of 16 MB weighs less."""
-_WEIGHTS: Final[Mapping[bytes, int]] = {b"{": 3, b"[": 2}
-"""Weights of objects and arrays. Text weighs 1, and so does a comma, for a value."""
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
-
-_MOST_MODELS: Final = 40_000
-"""Parts of one event that become models, or errors, of a kilobyte or more each."""
-_FREE: Final = frozenset(
-    (
-        *("state_delta", "stateDelta", "custom_metadata", "customMetadata"),
-        *("agent_state", "agentState", "args", "response", "output"),
-    )
-)
-"""Fields of events whose content becomes no models, however much there is."""
 
 
 def key_of(row: Row, name: str = "id") -> SessionKey:
@@ -186,10 +169,7 @@ def load_actions(pickled: bytes) -> EventActions:
 def validated(fields: dict[str, Any]) -> Event:
     """The event that has these fields."""
     try:
-        _check_part_count(fields)
         return build_event(fields)
-    except MalformedError:
-        raise
     except (ValueError, TypeError, RecursionError):
         # The original quotes what it could not read.
         raise MalformedError("no event that this release of ADK can read") from None
@@ -226,44 +206,11 @@ def _json(value: Any) -> Any:
     if not isinstance(value, str | bytes):
         return value
     try:
-        text = value if isinstance(value, bytes) else value.encode()
-    except UnicodeError:
-        raise MalformedError("it holds text that is not UTF-8") from None
-    check_weight(text)
-    try:
-        return json.loads(value)
+        return json.loads(value if isinstance(value, bytes) else value.encode())
     except UnicodeError:
         raise MalformedError("it holds text that is not UTF-8") from None
     except (ValueError, RecursionError):
         raise MalformedError("it holds broken JSON") from None
-
-
-def check_weight(text: bytes) -> None:
-    """Refuse JSON whose values take many times the memory of its text.
-
-    A short line that is compressed, or a column of JSON, may hold millions of them.
-    """
-    if len(text) < _MOST_WEIGHT // 3:
-        return
-    left = _MOST_WEIGHT
-    for token in _TOKEN.finditer(text):
-        left -= _WEIGHTS.get(token[0], 1)
-        if left < 0:
-            raise MalformedError("it would take too much memory")
-
-
-def _check_part_count(fields: dict[str, Any]) -> None:
-    """Refuse an event of more parts than memory should hold."""
-    left = _MOST_MODELS
-    waiting: list[Any] = [fields]
-    for found in waiting:
-        left -= len(found)
-        if left < 0:
-            raise MalformedError("it consists of too many parts")
-        parts = found
-        if isinstance(found, dict):
-            parts = [each for name, each in found.items() if name not in _FREE]
-        waiting += [each for each in parts if isinstance(each, dict | list)]
 
 
 def _kind(value: Any) -> str:
