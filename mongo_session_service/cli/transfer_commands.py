@@ -80,20 +80,15 @@ _password = click.option(
 )
 _source = several(click.argument("source", envvar="SOURCE_URL"), _password)
 _path = click.argument("source", metavar="PATH", type=click.Path(allow_dash=True))
-_zone = click.option(
-    "--timezone",
-    help="Time zone of the times in schema v0: that of the machine where google-adk"
-    " 1.x ran, or UTC for ADK 2; by default that of this machine.",
-)
 
 _factory = click.argument("factory", metavar="MODULE:FUNCTION", type=FUNCTION)
 
 KINDS: Final = (
     Kind(
         "sql",
-        "ADK's DatabaseSessionService, schema v0 or v1",
+        "ADK's DatabaseSessionService",
         "sql postgresql://me@localhost/adk",
-        several(_source, _zone),
+        _source,
         "SqlSource",
     ),
     Kind(

@@ -40,7 +40,6 @@ MISPLACED = [
     ["import", "jsonl", "x", "--since", "{}"],
     ["import", "sqlite", "{}"],
     ["import", "sql", "sqlite:///{}"],
-    ["import", "sql", "sqlite:///x", "--timezone", "{}"],
     ["verify", "jsonl", "{}"],
     ["verify", "sqlite", "{}"],
     ["export", "--to", "{}"],

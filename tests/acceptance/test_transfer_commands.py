@@ -24,9 +24,8 @@ from support.encryption_hooks import (
 )
 from support.foreign_stores import (
     Place,
-    adk_mongodb_text_ids,
+    adk_mongodb,
     sql_postgresql,
-    sql_v0_postgresql,
     sqlite,
 )
 from support.forked_processes import on_a_terminal
@@ -43,7 +42,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("make", [sql_v0_postgresql, sqlite, adk_mongodb_text_ids])
+@pytest.mark.parametrize("make", [sql_postgresql, sqlite, adk_mongodb])
 async def test_every_kind_of_store_is_imported_and_verified(
     make: Any, place: Place, mongodb_uri: str, database: str
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
-import os
 import shutil
 import tempfile
 import uuid
@@ -16,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import sqlalchemy
 from google.adk.sessions import DatabaseSessionService, InMemorySessionService
-from google.adk.sessions.schemas import v0
 from google.adk.sessions.session import Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
-from pymongo import MongoClient
 
 from mongo_session_service.transfer import (
     AdkMongoDbSource,
@@ -31,10 +26,6 @@ from mongo_session_service.transfer import (
     SqlSource,
 )
 from support.sample_data import APPS, fill
-
-FIXTURES = Path(os.environ.get("FIXTURES", Path(__file__).parents[1] / "fixtures"))
-"""Stores that other releases wrote: as kept, or as ``fixtures/write.py`` has just."""
-ROME = "Europe/Rome"
 
 
 @dataclass
@@ -107,21 +98,12 @@ def shown_by(service: Any) -> Callable[[tuple[str, str, str]], Awaitable[Any]]:
     return shown
 
 
-def recorded(name: str) -> Callable[[tuple[str, str, str]], Awaitable[Session]]:
-    """What a service that is not installed here showed of what it wrote."""
-    sessions = {
-        (each["app_name"], each["user_id"], each["id"]): Session.model_validate(each)
-        for each in json.loads(unpacked(f"{name}.sessions.json.gz"))
-    }
-
-    async def shown(key: tuple[str, str, str]) -> Session:
-        return sessions[key]
-
-    return shown
-
-
-def unpacked(name: str) -> bytes:
-    return gzip.decompress((FIXTURES / name).read_bytes())
+def adk_1_18(folder: Path) -> Path:
+    """A copy of the SQLite file that google-adk 1.18 has filled."""
+    fixtures = Path(__file__).parents[1] / "fixtures"
+    path = folder / "adk_1_18.db"
+    path.write_bytes(gzip.decompress((fixtures / "adk_1_18.db.gz").read_bytes()))
+    return path
 
 
 def async_url(url: str) -> str:
@@ -142,38 +124,6 @@ async def sql_postgresql(place: Place) -> Store:
     await fill(service)
     place.closing.push_async_callback(service.close)
     return Store(SqlSource(url), shown_by(service), ["sql", url], service)
-
-
-async def sql_v0_filled(place: Place) -> Store:
-    """Schema v0 as this ADK goes on writing it, whose times are UTC."""
-    url = f"sqlite:///{place.folder}/v0_filled.db"
-    engine = sqlalchemy.create_engine(url)
-    v0.Base.metadata.create_all(engine)
-    engine.dispose()
-    service = DatabaseSessionService(url.replace("sqlite:", "sqlite+aiosqlite:"))
-    await fill(service)
-    place.closing.push_async_callback(service.close)
-    source = SqlSource(url, timezone="UTC")
-    return Store(source, shown_by(service), ["sql", url, "--timezone", "UTC"])
-
-
-async def sql_v0_sqlite(place: Place) -> Store:
-    path = place.folder / "v0.db"
-    path.write_bytes(unpacked("adk_1_18_sqlite.db.gz"))
-    url = f"sqlite:///{path}"
-    source = SqlSource(url, timezone=ROME)
-    command = ["sql", url, "--timezone", ROME]
-    return Store(source, recorded("adk_1_18_sqlite"), command)
-
-
-async def sql_v0_postgresql(place: Place) -> Store:
-    url = await place.postgresql.new()
-    connection = await asyncpg.connect(url)
-    await connection.execute(unpacked("adk_1_18_postgresql.sql.gz").decode())
-    await connection.close()
-    source = SqlSource(url, timezone=ROME)
-    command = ["sql", url, "--timezone", ROME]
-    return Store(source, recorded("adk_1_18_postgresql"), command)
 
 
 async def sqlite(place: Place) -> Store:
@@ -203,36 +153,6 @@ def adk_store(place: Place, shown: Any, service: Any = None) -> Store:
     return Store(source, shown, ["adk-mongodb", place.mongodb_uri, *names], service)
 
 
-async def adk_mongodb_text_ids(place: Place) -> Store:
-    """The layout before 2.13, which no release holds: what 2.13 writes, converted."""
-    before = await adk_mongodb(place)
-    shown = {
-        key: await before.shown(key)
-        for key in [("weather", "ada", "s1"), ("weather", "bob/x", "s/3")]
-        + [
-            ("weather", "ada", "s2"),
-            ("bank", "ada", "s1"),
-            ("weather", "carl", "empty"),
-        ]
-    }
-    with MongoClient(place.mongodb_uri) as client:
-        database = client[place.database]
-        database.events.drop_indexes()
-        for name in ("sessions", "events", "user_states"):
-            for document in list(database[name].find()):
-                database[name].delete_one({"_id": document["_id"]})
-                document["_id"] = "/".join(document["_id"].values())
-                if name == "events":
-                    del document["revision"]
-                    document["event_data"] = json.loads(document["event_data"])
-                database[name].insert_one(document)
-
-    async def remembered(key: tuple[str, str, str]) -> Session:
-        return shown[key]
-
-    return adk_store(place, remembered)
-
-
 async def in_memory(_: Place) -> Store:
     service = InMemorySessionService()
     await fill(service)
@@ -242,11 +162,7 @@ async def in_memory(_: Place) -> Store:
 STORES = [
     sql_sqlite,
     sql_postgresql,
-    sql_v0_filled,
-    sql_v0_sqlite,
-    sql_v0_postgresql,
     sqlite,
     adk_mongodb,
-    adk_mongodb_text_ids,
     in_memory,
 ]

@@ -1,4 +1,4 @@
-"""A small store's content, given to any ADK session service, of 1.x as well."""
+"""A small store's content, given to any ADK session service."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ APPS = ["bank", "weather"]
 STARTED = 1735689600.125
 
 
-async def fill(
-    service: Any, *, started: float = STARTED, auth_config: Any = None
-) -> None:
+async def fill(service: Any, *, started: float = STARTED) -> None:
     """Give a service five sessions, 24 events, and state of every scope."""
     number = 0
     for app_name, user_id, session_id in KEYS:
@@ -31,7 +29,7 @@ async def fill(
         session = await service.create_session(**key, state=state | shared)
         for turn in range(3):
             number += 1
-            for event in events(session.id, turn, number, started, auth_config):
+            for event in events(session.id, turn, number, started):
                 await service.append_event(session, event)
             session = await service.get_session(**key)
     app_name, user_id, session_id = EMPTY
@@ -43,15 +41,11 @@ async def fill(
     )
 
 
-def events(
-    session_id: str, turn: int, number: int, started: float, auth_config: Any
-) -> list[Event]:
+def events(session_id: str, turn: int, number: int, started: float) -> list[Event]:
     """What is said in one turn."""
     at = started + 100 * number
     delta = {"topic": f"turn {turn}", "temp:draft": "gone", "float": 0.1 + 0.2}
     actions: dict[str, Any] = {}
-    if turn == 0 and auth_config is not None:
-        actions = {"requested_auth_configs": {"call-0": auth_config}}
     if turn == 1:
         delta |= {"user:last": number, "app:count": number}
     if turn == 2:

@@ -1,8 +1,4 @@
-"""Source: ADK's ``MongoDbSessionService``, as of 2.13 and in its earlier layout.
-
-In the earlier layout ids are strings, ``app/user/session/event``; now they are
-documents. Both layouts have fields for app, user and session, except in user states.
-"""
+"""Source: ADK's ``MongoDbSessionService``, in the layout of google-adk 2.13."""
 
 from __future__ import annotations
 
@@ -27,7 +23,6 @@ from mongo_session_service.transfer.source_items import (
 from mongo_session_service.transfer.sources import adk_rows
 from mongo_session_service.transfer.sources.base_source import BaseSource
 
-_SLASH: Final = "/"
 _LAYOUT: Final = "sessions of ADK's MongoDbSessionService"
 _SESSIONS_TOGETHER: Final = 50
 """Sessions per reply. The cursor waits while their events are read, and MongoDB closes
@@ -35,7 +30,7 @@ cursors that are idle for ten minutes."""
 
 
 class AdkMongoDbSource(BaseSource):
-    """The sessions of ADK's own MongoDB service, in either of its layouts."""
+    """The sessions of ADK's own MongoDB service."""
 
     def __init__(
         self, uri: str, *, database: str | None = None, prefix: str = ""
@@ -61,8 +56,6 @@ class AdkMongoDbSource(BaseSource):
         if database:
             self._database = self._client[database]
         self._prefix = prefix
-        self._tie_breaker = "revision"
-        """The field that orders events with the same time."""
 
     @property
     def name(self) -> str:
@@ -79,13 +72,14 @@ class AdkMongoDbSource(BaseSource):
             session = await self._collection("sessions").find_one()
         if session is None:
             return
-        if "id" not in session or "revision" not in session:
+        is_known = isinstance(session["_id"], dict) and "revision" in session
+        if not is_known or "id" not in session:
             raise SourceError(
                 f"Collection {self._prefix + 'sessions'!r} of database"
-                f" {self._database.name!r} does not hold {_LAYOUT}."
+                f" {self._database.name!r} does not hold {_LAYOUT}, as google-adk 2.13"
+                " stores them. Another layout is read through the service that wrote"
+                " it: `import service` (ServiceSource)."
             )
-        if isinstance(session["_id"], str):
-            self._tie_breaker = "_id"  # these events have no revision
 
     @override
     async def count_events(self, selection: Selection) -> int | None:
@@ -108,29 +102,9 @@ class AdkMongoDbSource(BaseSource):
             if selection.takes_app(document["_id"]):
                 yield _shared_state(document["_id"], None, document)
         async for document in self._collection("user_states").find():
-            async for app_name, user_id in self._owners(document["_id"]):
-                if selection.takes_user(app_name, user_id):
-                    yield _shared_state(app_name, user_id, document)
-
-    async def _owners(self, id_: str | Document) -> AsyncGenerator[tuple[str, str]]:
-        """The apps and users whose state a document holds.
-
-        In the earlier layout several users may share a document, since the service
-        joined names by slashes: all users whose names give this id, and have sessions.
-        """
-        if not isinstance(id_, str):
-            yield id_["app_name"], id_["user_id"]
-            return
-        parts = id_.split(_SLASH)
-        cuts = range(1, len(parts))
-        pairs = [(_SLASH.join(parts[:cut]), _SLASH.join(parts[cut:])) for cut in cuts]
-        if len(pairs) == 1:
-            yield pairs[0]
-            return
-        for app_name, user_id in pairs:
-            owner = {"app_name": app_name, "user_id": user_id}
-            if await self._collection("sessions").find_one(owner, {"_id": 1}):
-                yield app_name, user_id
+            owner = document["_id"]["app_name"], document["_id"]["user_id"]
+            if selection.takes_user(*owner):
+                yield _shared_state(*owner, document)
 
     async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
         found = self._collection("sessions").find(selection.matching()).sort("_id")
@@ -146,7 +120,7 @@ class AdkMongoDbSource(BaseSource):
                     yield header
                 elif selection.takes(header.key, header.update_time):
                     yield header
-                    order = {"timestamp": 1, self._tie_breaker: 1}
+                    order = {"timestamp": 1, "revision": 1}
                     events = self._collection("events").find(header.key.id).sort(order)
                     async with events:
                         async for each in events:

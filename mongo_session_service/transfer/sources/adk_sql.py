@@ -1,4 +1,4 @@
-"""Sources: ADK's ``DatabaseSessionService`` (schema 0 and 1) and its SQLite service."""
+"""Sources: ADK's ``DatabaseSessionService`` and its SQLite service."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from contextlib import (
     closing,
     contextmanager,
 )
-from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from typing_extensions import override
 
@@ -171,14 +169,11 @@ class SqlSource(BaseSource):
     is copied first, as :class:`SqliteSource` does.
     """
 
-    def __init__(self, url: str, *, timezone: str | None = None) -> None:
+    def __init__(self, url: str) -> None:
         """Connects to nothing yet.
 
         Args:
             url: As for ``DatabaseSessionService``; without a driver, one is chosen.
-            timezone: Where google-adk 1.x ran, such as ``Europe/Rome``: schema version
-                0 stores local times. By default this machine's zone. For a database
-                that ADK 2 has continued, use ``UTC``.
 
         Raises:
             SourceError: the URL is invalid, or a package for it is not installed.
@@ -187,7 +182,6 @@ class SqlSource(BaseSource):
         self._url = self._engine.url
         if self._is_file:
             self._engine = self._file_engine(lambda: open_file(self._path))
-        self._zone = _zone(timezone)
         self._columns: dict[str, dict[str, Any]] = {}
         """The types of each table's columns."""
 
@@ -246,14 +240,18 @@ class SqlSource(BaseSource):
             query = query.where(table.c.key == "schema_version")
             version = (await connection.execute(query)).scalar()
         else:
-            version = "0" if "actions" in self._columns["events"] else None
+            version = "0" if "actions" in self._columns["events"] else "unknown"
         if version == "0":
-            adk_rows.check_pickle_loader()
-        wanted = {"0": "actions", "1": "event_data"}.get(version or "")
-        if wanted not in self._columns["events"]:
             raise SourceError(
-                f"The database has ADK's schema version {version or 'unknown'}, which"
-                " this release cannot read; it reads 0 and 1."
+                "This database has schema version 0, with the pickles of google-adk"
+                " 1.x, which are not read. Convert it with ADK's own command, `adk"
+                " migrate session --source_db_url OLD --dest_db_url NEW`, and import"
+                " NEW. See docs/guide/importing.md#from-google-adk-1x."
+            )
+        if version != "1" or "event_data" not in self._columns["events"]:
+            raise SourceError(
+                f"The database has ADK's schema version {version}, which this release"
+                " cannot read; it reads 1."
             )
 
     def _table(self, name: str) -> Any:
@@ -338,7 +336,7 @@ class SqlSource(BaseSource):
             aclosing(_streamed(connection, query, _STATES_TOGETHER)) as rows,
         ):
             async for row in rows:
-                yield adk_rows.header_of(row, self._session_zone)
+                yield adk_rows.header_of(row)
 
     async def _pages(self, engine: Any, selection: Selection) -> AsyncGenerator[Item]:
         after: tuple[str, ...] | None = ()
@@ -391,7 +389,7 @@ class SqlSource(BaseSource):
         wanted: dict[SessionKey, SessionHeader] = {}
         problems: list[Item] = []
         for row in page:
-            header = adk_rows.header_of(row, self._session_zone)
+            header = adk_rows.header_of(row)
             if not isinstance(header, SessionHeader):
                 problems.append(header)
             elif selection.takes(header.key, header.update_time):
@@ -404,10 +402,7 @@ class SqlSource(BaseSource):
                     if owner != current:
                         yield wanted.pop(owner)
                         current = owner
-                    if "event_data" in row:
-                        yield adk_rows.event_of(row)
-                    else:
-                        yield adk_rows.pickled_event_of(row, self._zone)
+                    yield adk_rows.event_of(row)
         await connection.rollback()
         for left in [*wanted.values(), *problems]:
             yield left
@@ -423,12 +418,6 @@ class SqlSource(BaseSource):
         """The column that orders events with the same time."""
         return events.c.id
 
-    @property
-    def _session_zone(self) -> tzinfo | None:
-        """Return the zone of sessions' times: in 1.x the database's, UTC in SQLite."""
-        is_local = "actions" in self._columns["events"] and not self._is_file
-        return self._zone if is_local else UTC
-
 
 async def _streamed(
     connection: Any, query: Any, together: int = _ROWS_TOGETHER
@@ -439,17 +428,6 @@ async def _streamed(
     async with connection.stream(options) as result:
         async for row in result.mappings():
             yield dict(row)
-
-
-def _zone(name: str | None) -> tzinfo | None:
-    if name is None:
-        return None
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError):
-        shown = without_passwords(name)
-        message = f"There is no time zone {shown!r}; expected one like 'Europe/Rome'."
-        raise SourceError(message) from None
 
 
 class SqliteSource(SqlSource):

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.auth.auth_tool import AuthConfig
 from google.adk.events import Event
 from google.adk.sessions.session import Session
 from support.foreign_stores import (
     STORES,
     Place,
+    adk_1_18,
     adk_mongodb,
     sql_postgresql,
     sql_sqlite,
-    sql_v0_sqlite,
     sqlite,
 )
 from support.sample_data import EMPTY, KEYS, STARTED
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.transfer import Selection, StoreSource, move, verify
+from mongo_session_service.transfer import (
+    Selection,
+    SqlSource,
+    StoreSource,
+    move,
+    verify,
+)
 
 
 def events_of(session: Session) -> list[dict[str, Any]]:
@@ -145,20 +155,26 @@ async def test_sessions_updated_since_move_alone(
     assert moved.events == sum(len(each.events) for each in expected)
 
 
-async def test_requested_credentials_are_read_from_pickles(
-    place: Place, service: MongoSessionService
+async def test_what_adk_has_converted_is_imported(
+    tmp_path: Path, service: MongoSessionService
 ) -> None:
-    """Models inside the pickled actions of google-adk 1.x come out as themselves."""
-    store = await sql_v0_sqlite(place)
+    """The command that a refused database of google-adk 1.x names makes one to read."""
+    old, new = adk_1_18(tmp_path), tmp_path / "new.db"
+    urls = ["--source_db_url", f"sqlite:///{old}", "--dest_db_url", f"sqlite:///{new}"]
+    command = [sys.executable, "-m", "google.adk.cli", "migrate", "session", *urls]
+    zone = os.environ | {"TZ": "Europe/Rome"}  # where google-adk 1.18 ran
+    await asyncio.to_thread(
+        subprocess.run, command, env=zone, check=True, capture_output=True
+    )
 
-    async with store.source as source:
-        await move(source, service)
+    async with SqlSource(f"sqlite:///{new}") as source:
+        moved = await move(source, service)
 
+    assert (moved.new, moved.events, moved.is_complete) == (5, 24, True)
+    app_name, user_id, session_id = KEYS[0]
     session = await service.get_session(
-        app_name="weather", user_id="ada", session_id="s1"
+        app_name=app_name, user_id=user_id, session_id=session_id
     )
     assert session is not None
-    config = session.events[1].actions.requested_auth_configs["call-0"]
-    scheme = AuthConfig.model_validate(config).auth_scheme.model_dump(by_alias=True)
-    assert scheme["type"].value == "oauth2"
-    assert scheme["flows"]["authorizationCode"]["tokenUrl"] == "https://example.com/t"
+    assert session.events[0].timestamp == STARTED + 100
+    assert session.state["topic"] == "turn 2"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from google.adk import sessions
-from support.foreign_stores import Place, sql_sqlite, sql_v0_sqlite, sqlite
+from pymongo import MongoClient
+from support.foreign_stores import Place, adk_1_18, adk_mongodb, sql_sqlite, sqlite
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import SourceError
@@ -100,12 +101,6 @@ def test_a_password_is_not_shown() -> None:
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_an_unknown_time_zone_is_refused() -> None:
-    """A time zone is one of the world's."""
-    with pytest.raises(SourceError, match="no time zone 'Mars'"):
-        SqlSource("sqlite:///x", timezone="Mars")
-
-
 async def test_an_unknown_schema_version_is_refused(place: Place) -> None:
     """A database of a later ADK is named as such, rather than read wrongly."""
     await sql_sqlite(place)
@@ -116,15 +111,11 @@ async def test_an_unknown_schema_version_is_refused(place: Place) -> None:
     await refused(SqlSource(f"sqlite:///{place.folder}/adk.db"), "schema version 9")
 
 
-async def test_pickles_are_refused_by_an_adk_that_cannot_load_them_safely(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command that converts them is named."""
-    store = await sql_v0_sqlite(place)
-    monkeypatch.delattr(sessions, "_restricted_pickle")
-    monkeypatch.setitem(sys.modules, f"{sessions.__name__}._restricted_pickle", None)
+async def test_pickles_name_the_command_that_converts_them(tmp_path: Path) -> None:
+    """A database of google-adk 1.x is refused before anything of it is loaded."""
+    path = adk_1_18(tmp_path)
 
-    await refused(store.source, "`adk migrate session`")
+    await refused(SqlSource(f"sqlite:///{path}"), "`adk migrate session --source_db_")
 
 
 async def test_each_sqlite_layout_names_its_command(place: Place) -> None:
@@ -145,6 +136,19 @@ async def test_another_services_collections_are_no_source(
 
     source = AdkMongoDbSource(mongodb_uri, database=database)
     await refused(source, "'sessions' of database .* does not hold")
+
+
+async def test_another_layout_of_adks_names_the_way_to_read_it(
+    place: Place, admin: MongoClient
+) -> None:
+    """Sessions whose ids are text were written before google-adk 2.13."""
+    store = await adk_mongodb(place)
+    sessions = admin[place.database].sessions
+    session = sessions.find_one_and_delete({}) or {}
+    sessions.delete_many({})
+    sessions.insert_one({**session, "_id": "/".join(session["_id"].values())})
+
+    await refused(store.source, "does not hold .* google-adk 2.13 .*`import service`")
 
 
 def test_a_database_has_to_be_named(mongodb_uri: str) -> None:
