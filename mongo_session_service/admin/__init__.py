@@ -1,4 +1,4 @@
-"""Administration of a deployment: doctor, privileges, new keys, old data."""
+"""Administration of a deployment: doctor, privileges, new keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from mongo_session_service.admin import positions, stored_contents  # noqa: F401
     from mongo_session_service.admin.doctor import Finding, Status, examine
     from mongo_session_service.admin.resealing import Resealed, reseal
-    from mongo_session_service.admin.waiting_fill import fill_waiting
 
 __all__ = [
     "FEATURES",
@@ -19,7 +18,6 @@ __all__ = [
     "Resealed",
     "Status",
     "examine",
-    "fill_waiting",
     "reseal",
     "role_for",
     "script",
@@ -27,7 +25,6 @@ __all__ = [
 
 _HOMES = {
     "Resealed": "resealing",
-    "fill_waiting": "waiting_fill",
     "reseal": "resealing",
 }
 

@@ -372,15 +372,6 @@ async def _check_version(connection: Connection) -> Finding:
     return judge_version(await setup.recorded_version(connection))
 
 
-async def _check_waiting(connection: Connection) -> Finding:
-    check = "waiting calls"
-    if await setup.tells_waiting(connection):
-        return Finding(check, Status.OK, "sessions name what waits for people")
-    says = "sessions of earlier releases do not name what waits for people"
-    remedy = "Run `mongo-session-service setup --fill-waiting` once."
-    return Finding(check, Status.WARNING, says, remedy)
-
-
 async def _check_turns(connection: Connection) -> Finding:
     abandoned = await find_turns(connection, None, None, "abandoned")
     if not abandoned:
@@ -513,7 +504,6 @@ CHECKS: Final = {
     "privileges": _check_privileges,
     "clock": _check_clock,
     "schema version": _check_version,
-    "waiting calls": _check_waiting,
     "turns": _check_turns,
     "indexes": _check_indexes,
     "oplog window": _check_oplog,

@@ -17,7 +17,6 @@ from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, styles, terminal
 from mongo_session_service.cli.param_types import ZONE
-from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.indexes import OPTIONAL
 
 if TYPE_CHECKING:
@@ -42,18 +41,11 @@ _MARKS: Final = {
     type=click.Choice(sorted(OPTIONAL)),
     help="Create this index as well: activity lists sessions by their last update.",
 )
-@click.option(
-    "--fill-waiting",
-    is_flag=True,
-    help="Have sessions of earlier releases name the calls that wait for people, too.",
-)
 @options.as_json
 @options.with_address
 async def setup(
     address: options.ServiceAddress,
     index: Literal["activity"] | None,
-    *,
-    fill_waiting: bool,
 ) -> bool:
     """Creates the collections and indexes that are missing.
 
@@ -62,9 +54,6 @@ async def setup(
     it is. An index that cannot be created is named on stderr; the exit code is then 3.
 
     An --index is created on request only, since it makes every append slower.
-
-    --fill-waiting looks through all logs once, while agents run, so that `sessions
-    --waiting` finds what earlier releases have stored. Interrupted, it can be repeated.
 
     \b
     Example:
@@ -75,7 +64,6 @@ async def setup(
         before = await admin.stored_contents.read_schema(service)
         await service.setup(index=index)
         after = await admin.stored_contents.read_schema(service)
-        filled = await admin.fill_waiting(service) if fill_waiting else None
     created = sorted(after.collections - before.collections)
     made = before.missing_indexes - after.missing_indexes
     indexes = sorted(made | after.optional_indexes - before.optional_indexes)
@@ -86,7 +74,6 @@ async def setup(
                 "indexes": indexes,
                 "missing_indexes": sorted(after.missing_indexes),
                 "schema_version": after.schema_version,
-                **({} if filled is None else {"filled": filled}),
             }
         )
         return not after.missing_indexes
@@ -97,10 +84,6 @@ async def setup(
         done = "Set up" if created or indexes else "Nothing had to be created in"
         terminal.print_remark(
             f"{done} {address.location}: schema version {after.schema_version}."
-        )
-    if filled is not None:
-        terminal.print_remark(
-            f"Filled in what waits for people: {counted(filled, 'session')}."
         )
     return not after.missing_indexes
 

@@ -30,9 +30,6 @@ It rises when an earlier release would misread them: that one then refuses the d
 
 _VERSION_ID: Final = {"_id": "schema"}
 
-_TELLS_WAITING: Final = "tells_waiting"
-"""Where it is recorded that each session names the calls that wait for people."""
-
 _WORKS_WITHOUT: Final = {
     UNAUTHORIZED: "the user lacks the privilege",
     11000: "the data holds an event twice",
@@ -276,16 +273,5 @@ async def check_version(connection: Connection) -> bool:
 
 async def record_version(connection: Connection) -> None:
     """Record this release's version, unless one is recorded already."""
-    update = {"$setOnInsert": {"version": SCHEMA_VERSION, _TELLS_WAITING: True}}
+    update = {"$setOnInsert": {"version": SCHEMA_VERSION}}
     await connection.metadata.update_one(_VERSION_ID, update, upsert=True)
-
-
-async def tells_waiting(connection: Connection) -> bool:
-    """Tell whether sessions name what waits; those of earlier releases do not."""
-    recorded = await connection.metadata.find_one(_VERSION_ID)
-    return recorded is None or recorded.get(_TELLS_WAITING, False)
-
-
-async def record_waiting(connection: Connection) -> None:
-    """Record that all sessions name what waits."""
-    await connection.metadata.update_one(_VERSION_ID, {"$set": {_TELLS_WAITING: True}})

@@ -41,13 +41,10 @@ from mongo_session_service.storage.transactions import Txn
 
 WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
 
-_ASKS: Final = [
-    {"event.long_running_tool_ids": {"$exists": True}},
-    {"event.content.parts.function_call.name": {"$in": list(ASKING)}},
-]
 _HAS_RESPONSE: Final = {"event.content.parts.function_response": {"$exists": True}}
 _STEPS: Final = [
-    *_ASKS,
+    {"event.long_running_tool_ids": {"$exists": True}},
+    {"event.content.parts.function_call.name": {"$in": list(ASKING)}},
     {"event.author": "user", **_HAS_RESPONSE},
     {"event.error_code": ABORTED, **_HAS_RESPONSE},
     {"event.actions.rewind_before_invocation_id": {"$exists": True}},
@@ -151,22 +148,6 @@ async def refresh_waiting(connection: Connection, key: SessionKey) -> bool:
         if done.matched_count:
             return True
     return False
-
-
-async def sessions_that_asked(
-    connection: Connection, first: Document, last: Document
-) -> list[SessionKey]:
-    """Find the sessions in a range of ids whose logs ask people for something.
-
-    Where a hook has sealed the events, that is any of them.
-    """
-    where: Document = {"_id": {"$gt": first, "$lt": {**last, "revision": {}}}}
-    if not rewinds.is_sealed(connection):
-        where["$or"] = _ASKS
-    key = {name: f"$_id.{name}" for name in SessionKey._fields}
-    stages = [{"$match": where}, {"$group": {"_id": key}}]
-    found = await connection.retry(connection.aggregate, connection.events, stages)
-    return [SessionKey(**each["_id"]) for each in found]
 
 
 def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:

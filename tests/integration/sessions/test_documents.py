@@ -81,7 +81,7 @@ async def test_layout(
             "revision": 1,
         }
     ]
-    schema = {"_id": "schema", "version": 1, "tells_waiting": True}
+    schema = {"_id": "schema", "version": 1}
     assert db.metadata.find_one({"_id": "schema"}) == schema
 
 

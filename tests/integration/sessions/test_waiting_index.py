@@ -1,4 +1,4 @@
-"""Waiting calls in a database: what they cost, who hears of them, and old data."""
+"""Waiting calls in a database: what they cost, and who receives them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 from google.adk.events import Event, EventActions
 from google.adk.sessions import InMemorySessionService
 from pymongo import AsyncMongoClient, MongoClient
-from support.cli_runner import call
 from support.command_log import CommandsSent
 from support.fake_clock import Clock
 from support.subscriptions import Follower
 from support.waiting import answer, ask, say
 
 from mongo_session_service import MongoSessionService, WaitingCall
-from mongo_session_service.admin import doctor, fill_waiting
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import backends_of
 from mongo_session_service.sessions.waiting_log import refresh_waiting
@@ -102,43 +100,6 @@ async def test_who_watches_hears_of_it(service: MongoSessionService) -> None:
     assert created.waiting
     assert [each.call_id for each in created.waiting] == ["c1"]
     assert await waiting(service) == {"fork": ["c1"]}
-
-
-async def test_old_sessions_are_filled_in_by_a_command(
-    service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """The doctor tells that sessions of earlier releases lack it, until it was run."""
-    await service.create_session(**KEY)
-    rewind = EventActions(rewind_before_invocation_id="i2")
-    await append(
-        service,
-        *(ask("c1"), ask("c2"), answer("c1"), answer("c2", turn="i2")),
-        Event(author="user", invocation_id="r", actions=rewind),
-    )
-    for number in range(3):
-        key = {**ADA, "session_id": f"s{number}"}
-        session = await service.create_session(**key)
-        await service.append_event(session, ask("c"))
-        if number:
-            await service.append_event(session, answer("c"))
-    expected = await waiting(service)
-    assert expected == {"s": ["c2"], "s0": ["c"]}
-    admin[database].sessions.update_many({}, {"$unset": {"waiting": 1}})
-    admin[database].metadata.update_many({}, {"$unset": {"tells_waiting": 1}})
-
-    findings = {each.check: each async for each in doctor.examine(service)}
-    assert findings["waiting calls"].status is doctor.Status.WARNING
-    remedy = findings["waiting calls"].remedy
-    assert remedy
-    assert "setup --fill-waiting" in remedy
-
-    at = (mongodb_uri, "--database", database)
-    result = call("setup", *at, "--fill-waiting")
-    assert "Filled in what waits for people: 2 sessions." in result.stderr
-    assert await waiting(service) == expected
-    assert await fill_waiting(service) == 0
-    findings = {each.check: each async for each in doctor.examine(service)}
-    assert findings["waiting calls"].status is doctor.Status.OK
 
 
 async def test_a_session_says_what_its_log_says(service: MongoSessionService) -> None:
