@@ -43,6 +43,7 @@ NEXT_OF_KEPT = (
     ("watch", "prints what changes from now on"),
     ("export --to sessions.jsonl", "writes all of it to a file"),
 )
+SILENT = "MongoDB did not answer for {:g} seconds."
 ELSEWHERE = "Without --uri and MONGODB_URI, the demo starts a MongoDB of its own."
 IN_COLOUR = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
@@ -78,17 +79,15 @@ try:
     from google.adk.runners import Runner
     from google.adk.tools import ToolContext
     from google.genai import types
-    from pymongo.errors import PyMongoError
 
     from mongo_session_service import (
         Change,
         MongoSessionService,
         MongoSessionServiceError,
+        StorageUnavailableError,
         Subscription,
     )
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-    from mongo_session_service.storage.server import check_server
-    from mongo_session_service.storage.translation import translate_error
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
 
@@ -274,11 +273,8 @@ def show_next(database: str | None) -> None:
 
 def demo(uri: str, database: str, *, keep: bool) -> None:
     """Run both parts in a database, and look at it after each."""
-    MongoSessionService(uri)  # refuses a wrong URI without quoting its password
+    asyncio.run(check_server(uri))
     with pymongo.MongoClient(uri) as client:
-        with pymongo.timeout(min(PATIENCE, client.options.server_selection_timeout)):
-            hello = client.admin.command("hello")
-        check_server(hello, transactions=True)
         say(f"Connected. Everything goes into a new database, {database}.", DIM)
         try:
             asyncio.run(run_watched(uri, database))
@@ -291,6 +287,16 @@ def demo(uri: str, database: str, *, keep: bool) -> None:
                 client.drop_database(database)
     say(f"\nDatabase {database} is {'kept' if keep else 'dropped again'}.", DIM)
     show_next(database if keep else None)
+
+
+async def check_server(uri: str) -> None:
+    """Refuse a wrong URI, and a server that is not there, without waiting long."""
+    async with MongoSessionService(uri) as service:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await service.ping()
+        except TimeoutError:
+            raise StorageUnavailableError(SILENT.format(PATIENCE)) from None
 
 
 async def run_watched(uri: str, database: str) -> None:
@@ -338,12 +344,6 @@ async def run_process(uri: str, database: str, part: str) -> None:
         sys.exit(1)
 
 
-def reason_of(error: PyMongoError) -> str:
-    """Explain an error, and what to do about it."""
-    noise = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
-    return f"{re.sub(noise, '', str(translate_error(error)))} {ELSEWHERE}"
-
-
 def main() -> None:
     """Run the demo or, in a process that the demo started, one part of it."""
     uri, database = ARGUMENTS.uri, ARGUMENTS.database
@@ -371,9 +371,9 @@ if __name__ == "__main__":
     except BrokenPipeError:  # as after "| head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except StorageUnavailableError as error:
+        sys.exit(f"demo: {error.message} {ELSEWHERE}")
     except MongoSessionServiceError as error:
         sys.exit(f"demo: {error.message}")
     except EmbeddedServerError as error:
         sys.exit(f"demo: {error}")
-    except PyMongoError as error:
-        sys.exit(f"demo: {reason_of(error)}")

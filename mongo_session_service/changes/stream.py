@@ -107,7 +107,7 @@ class Stream:
                     check_stream(error)
                     pause = next(waiting, None)
                     if pause is None:
-                        raise gave_up_error(error) from None
+                        raise gave_up_error(error, self._connection.client) from None
                     logger.debug("The change stream failed: %s.", type(error).__name__)
                     await asyncio.sleep(pause)
                 self.reopened += 1

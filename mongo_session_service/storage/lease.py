@@ -36,7 +36,7 @@ from weakref import WeakValueDictionary
 
 import pymongo
 from pymongo import WriteConcern
-from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
+from pymongo.errors import ExecutionTimeout, PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.model.limits import Limits
@@ -51,6 +51,7 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
+from mongo_session_service.storage.translation import TimeLimitError
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Lease:
         server waits for a locked document for ``limit`` seconds. The fields ``forget``,
         about who had it before, go. A cancellation waits for the outcome, which
         ``epoch`` tells. Without an answer before the lease could have expired, it
-        raises ``NetworkTimeout``.
+        raises ``TimeLimitError``.
         """
         seconds = self.connection.limits.lease_seconds
         path = self.path
@@ -166,7 +167,7 @@ class Lease:
             return None
         except TimeoutError:
             message = f"no answer within {seconds:g} seconds"
-            raise NetworkTimeout(message) from None
+            raise TimeLimitError(message) from None
 
     async def release_lease(
         self, ended: Document | None = None, *, forget: Iterable[str] = ()

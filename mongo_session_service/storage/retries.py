@@ -81,7 +81,8 @@ class ErrorTranslation:
     ) -> None:
         # Without their original, whose text may quote a document.
         if isinstance(exc, PyMongoError):
-            raise translate_error(await renew_after_logout(self._client, exc)) from None
+            renewed = await renew_after_logout(self._client, exc)
+            raise translate_error(renewed, self._client) from None
         if isinstance(exc, BSONError):
             raise translate_error(exc) from None
         if isinstance(exc, RuntimeError) and _FOREIGN.search(str(exc)):
@@ -120,7 +121,7 @@ async def retry(
             await renew_connections(client, error)
             pause = next(waiting, None)
             if pause is None:
-                raise gave_up_error(error) from None
+                raise gave_up_error(error, client) from None
         await asyncio.sleep(pause)
 
 
@@ -149,11 +150,11 @@ def pauses() -> Iterator[float]:
         yield backoff(attempt, first=_FIRST_RETRY_PAUSE, longest=_LONGEST_RETRY_PAUSE)
 
 
-def gave_up_error(error: Exception) -> MongoSessionServiceError:
+def gave_up_error(error: Exception, client: Any) -> MongoSessionServiceError:
     """Return the error to raise when ``RETRY_LIMIT`` has run out."""
     reason = "MongoDB does not answer."
     if isinstance(error, PyMongoError):
-        reason = str(translate_error(error))
+        reason = str(translate_error(error, client))
     return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
 
 

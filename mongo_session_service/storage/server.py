@@ -10,11 +10,8 @@ from pymongo.common import SERVER_SELECTION_TIMEOUT
 from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.storage.translation import (
-    TRANSIENT_CODES,
-    UNAUTHORIZED,
-    certificate_refusal,
-)
+from mongo_session_service.storage.outages import certificate_refusal, topology_of
+from mongo_session_service.storage.translation import TRANSIENT_CODES, UNAUTHORIZED
 
 _POLL: Final = 0.1  # seconds
 _LOCAL_PATIENCE: Final = 1.5  # seconds
@@ -37,16 +34,14 @@ async def ask_hello(client: Any) -> dict[str, Any]:
     asking.add_done_callback(lambda it: it.cancelled() or it.exception())
     try:
         while not (await asyncio.wait([asking], timeout=_POLL))[0]:
-            servers = client.topology_description.server_descriptions().values()
-            refusals = [certificate_refusal(str(each.error)) for each in servers]
-            if refusals and all(refusals):
-                raise ConfigurationError(refusals[0])
+            if refusal := certificate_refusal(client):
+                raise ConfigurationError(refusal)
+            servers = topology_of(client).server_descriptions().values()
             is_late = not has_own_time and time.monotonic() - started > _LOCAL_PATIENCE
             if is_late and all(
                 each.address[0] in _LOCAL_HOSTS and each.error for each in servers
             ):
-                message = "; ".join(str(each.error) for each in servers)
-                raise ServerSelectionTimeoutError(message)
+                raise ServerSelectionTimeoutError
         hello: dict[str, Any] = asking.result()
         return hello
     finally:

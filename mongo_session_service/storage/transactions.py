@@ -11,7 +11,6 @@ from pymongo import ReadPreference
 from pymongo.errors import (
     ConfigurationError,
     DuplicateKeyError,
-    NetworkTimeout,
     OperationFailure,
     PyMongoError,
     WriteError,
@@ -31,6 +30,7 @@ from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.translation import (
     DUPLICATE_KEY,
     WRITE_CONFLICT,
+    TimeLimitError,
     is_turned_away,
 )
 
@@ -129,7 +129,7 @@ async def _run_committed(
                 message = f"it did not finish a transaction within {limit:g} seconds"
                 if is_committing:
                     raise PyMongoError(message, [_UNKNOWN]) from None
-                raise NetworkTimeout(message) from None
+                raise TimeLimitError(message) from None
             if is_committing and (is_outdated or isinstance(error, ConfigurationError)):
                 # Raised when the driver retries a commit, whose first request may have
                 # arrived.

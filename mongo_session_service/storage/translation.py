@@ -1,7 +1,7 @@
 """Translation: an error of PyMongo becomes one of this package's.
 
-A server's error text may quote the documents it refused, and so is never passed on:
-its name and code are. What the driver says of connections names no more than hosts.
+A server's error text may quote the documents it refused, and the driver words its own
+anew with each release: neither is passed on. A server's name and code of an error are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service import errors
 from mongo_session_service.errors import NotAuthorizedError, StorageError
+from mongo_session_service.storage.outages import (
+    certificate_refusal,
+    describe_outage,
+    topology_of,
+)
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"
@@ -37,26 +42,14 @@ _IN_PARTS: Final = (
 
 _STORED: Final = "It is stored, but could not be read back. "
 
-_HINTS: Final = {
-    "No replica set members available": "The servers answer, but none is a member of"
-    " the replica set that replicaSet= names. A standalone server is never one.",
-    'match selector "Primary': "The servers answer, but none is primary. During an"
-    " election, try again soon; a new replica set needs rs.initiate() once.",
-    "name or service not known|name resolution|nodename nor servname|getaddrinfo"
-    "|no address associated": "DNS does not know the host: check its name in the URI.",
-    "SSL handshake failed": "Check whether the server offers TLS, as the URI asks.",
-    "": "Check that mongod is running there, and can be reached from this machine.",
-}
-"""Advice, by a pattern in the text with which the driver reports that it found no
-server. The first that matches counts."""
-_NOISE: Final = re.compile(
-    r" \(configured timeouts: [^)]*\)|, (?:Topology Description|full error):.*",
-    re.DOTALL,
-)
-"""The driver's settings, and at the end the topology or a server's whole reply."""
 _NO_SRV: Final = (
-    " A mongodb+srv:// URI needs DNS records for its host: check the host's name, or"
-    " write the servers themselves into a mongodb:// URI."
+    "DNS has no records for the host of the mongodb+srv:// URI: check the host's name,"
+    " or write the servers themselves into a mongodb:// URI."
+)
+
+_REFUSED_SETTINGS: Final = (
+    "MongoDB cannot be reached with these settings. Check whether the server is"
+    " MongoDB 5.0 or newer, and the options of the URI."
 )
 
 _BAD_CREDENTIALS: Final = (
@@ -72,11 +65,6 @@ _NO_LOGIN: Final = (
 _LOGIN_LOST: Final = (
     "The MongoDB user was dropped while connected. If it was created again, repeat the"
     " call: new connections log in again."
-)
-
-_CERTIFICATE_REFUSED: Final = re.compile(
-    r"(?P<host>[^\s,]+): \[SSL: CERTIFICATE_VERIFY_FAILED\] certificate verify failed:"
-    r" (?P<reason>.*?) \(_ssl"
 )
 
 _REFUSED_COMMAND: Final = re.compile(
@@ -179,6 +167,10 @@ def is_turned_away(error: PyMongoError) -> bool:
     return (is_refused or is_not_primary) and not is_labelled
 
 
+class TimeLimitError(driver_errors.NetworkTimeout):
+    """A time limit of this package has run out; the text is this package's, too."""
+
+
 class LoginLostError(PyMongoError):
     """The user was dropped: nothing was done, and new connections log in again."""
 
@@ -238,8 +230,10 @@ def is_bad_login(error: Exception) -> bool:
     return getattr(error, "code", None) in _LOGIN_REFUSED
 
 
-def translate_error(error: PyMongoError | BSONError) -> errors.MongoSessionServiceError:
-    """Return this package's error for a driver's error."""
+def translate_error(
+    error: PyMongoError | BSONError, client: Any = None
+) -> errors.MongoSessionServiceError:
+    """Return this package's error for a driver's error, met by a client."""
     if isinstance(error, driver_errors.DocumentTooLarge):
         return errors.DocumentTooLargeError()
     if isinstance(error, BSONError):
@@ -251,7 +245,7 @@ def translate_error(error: PyMongoError | BSONError) -> errors.MongoSessionServi
     if isinstance(
         error, driver_errors.ConnectionFailure | driver_errors.ExecutionTimeout
     ):
-        return _unavailable(error)
+        return _unavailable(error, client)
     if isinstance(error, OperationFailure):
         return _refused(error)
     if isinstance(error, LoginLostError):
@@ -261,9 +255,8 @@ def translate_error(error: PyMongoError | BSONError) -> errors.MongoSessionServi
             "MongoDB is unavailable: a member is starting."
         )
     if isinstance(error, driver_errors.ConfigurationError):
-        hint = _NO_SRV if "DNS query name" in str(error) else ""
-        message = f"MongoDB cannot be reached with these settings: {error}{hint}"
-        return errors.ConfigurationError(message)
+        is_dns = type(error.__cause__).__module__.startswith("dns.")
+        return errors.ConfigurationError(_NO_SRV if is_dns else _REFUSED_SETTINGS)
     if isinstance(error, driver_errors.InvalidOperation) and "after close" in str(
         error
     ):
@@ -271,30 +264,29 @@ def translate_error(error: PyMongoError | BSONError) -> errors.MongoSessionServi
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
 
 
-def certificate_refusal(text: str) -> str | None:
-    """Return the message for a refused certificate; None if a text reports none."""
-    refused = _CERTIFICATE_REFUSED.search(text)
-    if refused is None:
-        return None
-    return (
-        f"The certificate of MongoDB at {refused['host']} is not accepted:"
-        f" {refused['reason']}. It must be valid now, issued for that name, and"
-        " signed by an authority that the system or tlsCAFile= in the URI trusts."
-    )
-
-
-def _unavailable(error: PyMongoError) -> errors.MongoSessionServiceError:
-    reason = _NOISE.sub("", str(error))
-    if refusal := certificate_refusal(reason):
+def _unavailable(error: PyMongoError, client: Any) -> errors.MongoSessionServiceError:
+    if isinstance(error, TimeLimitError):
+        reason = f"{error}."
+    elif not isinstance(error, driver_errors.ServerSelectionTimeoutError):
+        reason = "the connection was lost, or there was no answer in time."
+    elif client is None:
+        reason = "no server can be used."
+    elif refusal := certificate_refusal(client):
         return errors.ConfigurationError(refusal)
-    if "Authentication failed" in reason:
+    elif _has_refused_login(client):
         # Once the pool has met it, the driver reports this as a timeout.
         return StorageError(_BAD_CREDENTIALS)
-    hint = ""
-    if isinstance(error, driver_errors.ServerSelectionTimeoutError):
-        signs = (sign for sign in _HINTS if re.search(sign, reason, re.IGNORECASE))
-        hint = f" {_HINTS[next(signs)]}"
-    return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}.{hint}")
+    else:
+        # Who gives up earlier raises the error without a text.
+        seconds = client.options.server_selection_timeout
+        waited = f" It was tried for {seconds:g}s." if str(error) else ""
+        reason = describe_outage(client) + waited
+    return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}")
+
+
+def _has_refused_login(client: Any) -> bool:
+    servers = topology_of(client).server_descriptions().values()
+    return any("Authentication failed" in str(each.error) for each in servers)
 
 
 def _refused(error: OperationFailure) -> StorageError:

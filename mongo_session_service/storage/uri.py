@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +35,10 @@ _ENCODE: Final = "user or password hold characters that have to be percent-encod
 _KNOWN_OPTION: Final = re.compile(
     rf"[?&](?:{'|'.join(common.VALIDATORS)})=[^&]*", re.IGNORECASE
 )
-_SECRET: Final = re.compile("@|password|authmechanismproperties", re.IGNORECASE)
-"""Found in every URI that holds a secret."""
+_NAMES: Final = (
+    "a database's name may not hold / \\ . \" $ spaces or NUL, and a collection_prefix"
+    " neither begins with a full stop, nor holds two in a row, $ or NUL"
+)
 _RESERVED: Final = {"admin", "config", "local"}
 _MAX_DATABASE_BYTES: Final = 63
 _MAX_PREFIX_BYTES: Final = 235
@@ -60,8 +63,8 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
     else:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
-        except _REFUSALS as error:
-            reason = _rejection(uri, error)
+        except _REFUSALS:
+            reason = _rejection(uri)
     raise ConfigurationError(
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
@@ -79,20 +82,44 @@ def _has_stray_at(uri: str) -> bool:
     return login_and_hosts.count("@") > 1 or "@" in "".join(others)
 
 
-def _rejection(uri: str, refusal: Exception) -> str:
-    """Say why the driver rejects a URI, without anything that may be secret."""
+def _rejection(uri: str) -> str:
+    """Find the part of a URI for which the driver rejects it, by leaving others out.
+
+    Only the names of known options and of files are quoted: all else may be secret.
+    """
     login, bare = _split_credentials(uri)
-    if login is None:
-        return _describe_problem(bare, refusal)
-    if _UNENCODED.search(login):
+    if login is not None and _UNENCODED.search(login):
         return _ENCODE
-    try:
-        AsyncMongoClient(bare)
-    except _REFUSALS as error:
-        return _describe_problem(bare, error)
-    if not all(login.partition(":")):
+    address, _, query = bare.partition("?")
+    options = [each for each in query.split("&") if each]
+    if not _is_accepted(f"{address.rstrip('/')}/", []):
+        return (
+            "its hosts or its database are malformed; a host is name or name:port, an"
+            " IPv6 address is in brackets, and mongodb+srv:// takes one host, no port"
+        )
+    if login is not None and not all(login.partition(":")):
         return "it has a user without a password, or a password without a user"
-    return "its options do not fit its user and password"
+    if not all("=" in each for each in options):
+        return "its options are not all key=value pairs joined by &"
+    for each in options:
+        name, _, value = each.partition("=")
+        others = [it for it in options if it is not each]
+        if name.lower() in common.VALIDATORS and _is_accepted(address, others):
+            path = unquote(value)
+            if name.lower().endswith("file") and not os.access(path, os.R_OK):
+                return f"the file of its option {name} cannot be read: {path}"
+            return f"its option {name} is not accepted, alone or beside the others"
+    if login is not None:
+        return "its options do not fit its user and password"
+    return "its options are not accepted together"
+
+
+def _is_accepted(address: str, options: list[str]) -> bool:
+    try:
+        AsyncMongoClient(f"{address}?{'&'.join(options)}")
+    except _REFUSALS:
+        return False
+    return True
 
 
 def _split_credentials(uri: str) -> tuple[str | None, str]:
@@ -104,19 +131,6 @@ def _split_credentials(uri: str) -> tuple[str | None, str]:
         end = len(rest)
     login, at, hosts = rest[:end].rpartition("@")
     return (login, f"{scheme}://{hosts}{rest[end:]}") if at else (None, uri)
-
-
-def _describe_problem(uri: str, refusal: Exception) -> str:
-    """Describe a problem as the driver does, or by its name if that may be secret."""
-    is_secret = _SECRET.search(unquote(uri))
-    match refusal:
-        case OSError():
-            return f"{refusal.filename}: {refusal.strerror}"
-        case KeyError():
-            return f"an option has an unknown value{'' if is_secret else f' {refusal}'}"
-        case _ if is_secret:
-            return f"something in it is malformed ({type(refusal).__name__})"
-    return str(refusal).rstrip(".")
 
 
 def check_names(client: Any, database: str, prefix: str) -> None:
@@ -138,8 +152,8 @@ def _problem_with(client: Any, database: str, prefix: str) -> str | None:
         client.get_database(database).get_collection(f"{prefix}sessions")
     except UnicodeEncodeError:
         return "it holds a lone surrogate"
-    except InvalidName as error:
-        return str(error)
+    except InvalidName:
+        return _NAMES
     if prefix.startswith("system."):
         return "collections named system.* are MongoDB's own"
     if len(database.encode()) > _MAX_DATABASE_BYTES or length > _MAX_PREFIX_BYTES:

@@ -21,11 +21,8 @@ PACKAGE = ROOT / "mongo_session_service"
 ELSEWHERE = {
     "Connection refused",
     "Invalid database URL format",
-    "Name or service not known",
     "No matching distribution found for mongo-session-service",
     "No module named 'sqlalchemy'",
-    "No replica set members available for replica set name",
-    "No servers found yet",
     "after_load failed with InvalidToken",
 }
 """Messages of the driver, of ADK and of pip, and one that names another error."""

@@ -178,10 +178,12 @@ def test_a_command_says_so_in_one_line(server: Secured, unknown_authority: str) 
 
 
 def test_a_missing_file_is_named(server: Secured) -> None:
-    """Which file the URI names in vain is told; the password beside it is not."""
+    """The error names the file that cannot be read, and not the password beside it."""
     uri = server.uri("root", tls="true", tlsCAFile="/no/such.pem")
 
-    with pytest.raises(ConfigurationError, match="/no/such.pem: No such") as caught:
+    with pytest.raises(
+        ConfigurationError, match="tlsCAFile cannot be read: /no/such.pem"
+    ) as caught:
         MongoSessionService(uri)
 
     assert PASSWORD not in str(caught.value)

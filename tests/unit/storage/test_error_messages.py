@@ -1,10 +1,14 @@
-"""What is said of a server that cannot be reached, and what to do about it."""
+"""The message for a server that cannot be reached: why, and what to do about it."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from pymongo.errors import (
-    ConfigurationError,
+    AutoReconnect,
+    ExecutionTimeout,
+    NetworkTimeout,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
@@ -12,46 +16,83 @@ from pymongo.errors import (
 
 from mongo_session_service.storage.translation import translate_error
 
-TOPOLOGY = ", Topology Description: <TopologyDescription id: 1, servers: []>"
-TIMEOUTS = " (configured timeouts: socketTimeoutMS: 20000.0ms, connectTimeoutMS: 1.0ms)"
 UNREACHABLE = "mongod is running there"
 UNRESOLVED = "DNS does not know the host"
 
 
+class Client:
+    """A client that knows servers, each with the text of its error, if it has one."""
+
+    def __init__(self, *errors: str | None) -> None:
+        self.delegate = self
+        self.topology_description = self.options = self
+        self.server_selection_timeout = 0.25
+        self.replica_set_name = "rs0"
+        self._servers = {
+            f"h{number}": Server((f"h{number}", 1), error)
+            for number, error in enumerate(errors)
+        }
+
+    def server_descriptions(self) -> dict[str, Server]:  # noqa: D102  PyMongo's
+        return self._servers
+
+
+class Server(NamedTuple):
+    address: tuple[str, int]
+    error: str | None
+
+    @property
+    def server_type_name(self) -> str:  # noqa: D102  PyMongo's
+        return "Unknown" if self.error else "RSSecondary"
+
+
 @pytest.mark.parametrize(
-    ("reason", "hint"),
+    ("errors", "parts"),
     [
-        ('No replica set members available for replica set name "rs0"', "standalone"),
-        ('No replica set members match selector "Primary()"', "rs.initiate()"),
-        ('No servers match selector "Primary()"', "rs.initiate()"),
-        ("h:1: [Errno 111] Connect call failed ('h', 1)", UNREACHABLE),
-        ("h:1: timed out", UNREACHABLE),
-        ("No servers found yet", UNREACHABLE),
-        ("h:1: [Errno -2] Name or service not known", UNRESOLVED),
-        ("h:1: [Errno -3] Temporary failure in name resolution", UNRESOLVED),
-        ("h:1: [Errno 8] nodename nor servname provided, or not known", UNRESOLVED),
-        ("h:1: [Errno 11001] getaddrinfo failed", UNRESOLVED),
-        ("SSL handshake failed: h:1: ", "TLS"),
+        ([], ["no member of a replica set named 'rs0'", "standalone", "replicaSet="]),
+        ([None, None], ["none of h0:1, h1:1 is primary", "rs.initiate()"]),
+        (["[Errno 111] x"], ["h0:1: Connection refused", UNREACHABLE]),
+        (["[Errno 111] x"] * 5, ["h2:1: Connection refused. Check"]),
+        (["anything new"], ["h0:1: it does not answer", UNREACHABLE]),
+        (["[Errno -2] x"], [f"h0:1: {UNRESOLVED}"]),
+        (["[Errno -3] x"], [UNRESOLVED]),
+        (["[Errno 8] x"], [UNRESOLVED]),
+        (["[Errno 11001] x"], [UNRESOLVED]),
+        (["SSL x"], ["no TLS connection is possible", "offers TLS"]),
+        ([None, "[Errno 111] x"], ["h1:1: Connection refused"]),
     ],
 )
-def test_no_server_is_found(reason: str, hint: str) -> None:
-    """Each reason has its own hint: only a standalone is asked to be none."""
-    text = f"{reason}{TIMEOUTS}, Timeout: 0.8s{TOPOLOGY}"
+def test_each_outage_has_its_reason_and_a_hint(
+    errors: list[str | None], parts: list[str]
+) -> None:
+    """The reason names the servers, in words that no release of the driver changes."""
+    error = ServerSelectionTimeoutError("the driver's words")
 
-    said = str(translate_error(ServerSelectionTimeoutError(text)))
+    message = str(translate_error(error, Client(*errors)))
 
-    assert said.startswith(f"MongoDB is unavailable: {reason}, Timeout: 0.8s. ")
-    assert hint in said
-    assert ("standalone" in said) is (hint == "standalone")
+    assert message.startswith("MongoDB is unavailable: ")
+    assert message.endswith(" It was tried for 0.25s.")
+    assert [each for each in parts if each not in message] == []
+    assert "driver's words" not in message
+    assert "x" not in message.replace("example", "").split()
+
+
+@pytest.mark.parametrize(
+    "error", [AutoReconnect("secret"), NetworkTimeout("secret"), ExecutionTimeout("")]
+)
+def test_a_lost_connection_is_an_outage(error: PyMongoError) -> None:
+    """Its message is whole, and holds nothing of the driver's."""
+    message = str(translate_error(error))
+
+    assert message == (
+        "MongoDB is unavailable: the connection was lost, or there was no answer in"
+        " time."
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (
-            ConfigurationError("The DNS query name does not exist: _mongodb._tcp.h."),
-            "DNS records for its host",
-        ),
         (OperationFailure("command find requires authentication", 13), "got none"),
         (OperationFailure("not authorized on db to execute", 13), "lacks a privilege"),
         (OperationFailure("Authentication failed.", 18), "user name or password"),
