@@ -32,7 +32,7 @@ import os
 import stat
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
@@ -74,7 +74,7 @@ from mongo_session_service.model.metadata import (
 )
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
-from mongo_session_service.model.wording import counted, json_line
+from mongo_session_service.model.wording import json_line
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Item,
@@ -346,20 +346,7 @@ class JsonLinesSource(BaseSource):
         lines = self._numbered_lines()
         _, first = next(lines, (1, b""))
         check_header(first)
-        first_blank = blank = 0  # a file may have any number, so they are one problem
-
-        def not_blank() -> Iterator[tuple[int, bytes]]:
-            nonlocal first_blank, blank
-            for number, line in lines:
-                if line.isspace():
-                    first_blank, blank = first_blank or number, blank + 1
-                else:
-                    yield number, line
-
-        yield from _items_of_lines(not_blank())
-        if blank:
-            found = f"it is blank; the file has {counted(blank, 'blank line')}"
-            yield Problem(f"line {first_blank}", found)
+        yield from _items_of_lines(lines)
 
     def _numbered_lines(self) -> Iterator[tuple[int, bytes]]:
         number = 0
@@ -512,10 +499,10 @@ def _opened_output(path: str) -> Iterator[BinaryIO]:
         raise TransferError(f"{shown!r} is not the name of a file.")
     try:
         place = Path(path)
-        # Replace the file that a link points to, not the link. Write to a pipe or
-        # device itself, by this name: /dev/stdout may lead to no other.
-        is_file = _is_file(place)
-        written = _replacing(place.resolve()) if is_file else place.open("wb")
+        if place.exists() and not place.is_file():  # as /dev/stdout, in a pipeline
+            written: AbstractContextManager[BinaryIO] = place.open("wb")
+        else:  # the file that a link points to, not the link
+            written = _replacing(Path(os.path.realpath(place)))
         with written as plain, _packed(plain, path) as file:
             yield file
     except BrokenPipeError:
@@ -524,14 +511,6 @@ def _opened_output(path: str) -> Iterator[BinaryIO]:
         shown = without_passwords(path)
         message = f"{shown!r} cannot be written: {error.strerror or error}."
         raise TransferError(message) from None
-
-
-def _is_file(place: Path) -> bool:
-    """Tell whether a path is that of a regular file, or will be."""
-    try:
-        return stat.S_ISREG(place.stat().st_mode)
-    except FileNotFoundError:
-        return True
 
 
 @contextmanager

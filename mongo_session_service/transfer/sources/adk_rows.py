@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from google.adk.events.event import Event
 
 from mongo_session_service.codec.events import build_event
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.wording import indefinite
 from mongo_session_service.transfer.source_items import (
     Problem,
@@ -39,19 +40,8 @@ def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
     """Return what a function builds, or the problem that it finds."""
     try:
         return build()
-    except MalformedError as error:
+    except (MalformedError, InvalidInputError) as error:
         return Problem(where, str(error))
-
-
-def _check_names(*names: object) -> None:
-    """Refuse a row without an owner, which SQLite may have."""
-    for name in names:
-        if not isinstance(name, str):
-            raise MalformedError("its row lacks an app, user or id")
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise MalformedError("its app, user or id is not UTF-8") from None
 
 
 def shared_state_of(row: Row) -> SharedState | Problem:
@@ -59,7 +49,6 @@ def shared_state_of(row: Row) -> SharedState | Problem:
     empty = SharedState(row["app_name"], row.get("user_id"), {})
 
     def shared_state() -> SharedState:
-        _check_names(row["app_name"], row.get("user_id", ""))
         return replace(empty, state=json_object(row["state"]))
 
     return _read(str(empty), shared_state)
@@ -70,7 +59,7 @@ def header_of(row: Row) -> SessionHeader | Problem:
     key = key_of(row)
 
     def header() -> SessionHeader:
-        _check_names(*key)
+        session_key(*key)
         return SessionHeader(
             key,
             json_object(row["state"]),

@@ -121,7 +121,7 @@ def reporting_sql_errors() -> Iterator[None]:
 
     try:
         yield
-    except (SQLAlchemyError, OSError) as error:
+    except (SQLAlchemyError, OSError, UnicodeError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         message = f"The SQL database cannot be read: {_reason(cause)}. {_REMEDY}"
         raise SourceError(message) from None
@@ -281,7 +281,7 @@ class SqlSource(BaseSource):
         """Shared state first, then sessions by key, each with its events."""
         with reporting_sql_errors():
             async with self._engine_to_read() as engine:
-                for part in (self._shared_states, self._unowned_sessions, self._pages):
+                for part in (self._shared_states, self._pages):
                     async with aclosing(part(engine, selection)) as items:
                         async for item in items:
                             yield item
@@ -324,20 +324,6 @@ class SqlSource(BaseSource):
                     async for row in rows:
                         yield adk_rows.shared_state_of(row)
 
-    async def _unowned_sessions(
-        self, engine: Any, selection: Selection
-    ) -> AsyncGenerator[Item]:
-        """Report the sessions whose rows lack a name, which no page can begin after."""
-        table = self._table("sessions")
-        lacks = self._sql.or_(*(table.c[name].is_(None) for name in _KEY))
-        query = self._chosen(table, selection).where(lacks)
-        async with (
-            engine.connect() as connection,
-            aclosing(_streamed(connection, query, _STATES_TOGETHER)) as rows,
-        ):
-            async for row in rows:
-                yield adk_rows.header_of(row)
-
     async def _pages(self, engine: Any, selection: Selection) -> AsyncGenerator[Item]:
         after: tuple[str, ...] | None = ()
         while after is not None:
@@ -359,10 +345,10 @@ class SqlSource(BaseSource):
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
         query = self._chosen(table, selection)
+        # SQLite may keep rows without a name, which nothing sorts after.
         query = query.where(*(each.is_not(None) for each in key))
         if after:
-            place = self._sql.tuple_(*map(self._bound, after))
-            query = query.where(self._sql.tuple_(*key) > place)
+            query = query.where(self._sql.tuple_(*key) > after)
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
         page: list[adk_rows.Row] = []
         size = 0
@@ -373,15 +359,6 @@ class SqlSource(BaseSource):
                 if size > STATE_TOGETHER:
                     break
         return page
-
-    def _bound(self, value: Any) -> Any:
-        """A value of a row for a query, also text of SQLite's that is not UTF-8."""
-        try:
-            str(value).encode()
-        except UnicodeEncodeError:
-            stored = value.encode("utf-8", "surrogateescape")
-            return self._sql.cast(self._sql.literal(stored), self._sql.Text)
-        return value
 
     async def _sessions(
         self, connection: Any, page: list[adk_rows.Row], selection: Selection

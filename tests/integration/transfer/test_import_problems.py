@@ -58,38 +58,10 @@ async def test_text_that_is_no_utf_8_is_told_by_its_key(
     )
 
 
-@pytest.mark.parametrize(("make", "file"), FILES)
-async def test_an_id_that_is_no_utf_8_does_not_hide_the_sessions_after_it(
-    make: Any,
-    file: str,
-    place: Place,
-    service: MongoSessionService,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A page may end with it, and the next one begin after it."""
-    module = "mongo_session_service.transfer.sources.adk_sql"
-    monkeypatch.setattr(f"{module}.STATE_TOGETHER", 1)  # a page for each
-    store = await make(place)
-    with sqlite3.connect(place.folder / file) as connection:
-        connection.execute(
-            "UPDATE sessions SET id = CAST(? AS TEXT) WHERE id = 's2'", [b"s2\xff"]
-        )
-    connection.close()
-    told: list[Problem] = []
-
-    async with store.source as source:
-        result = await move(
-            source, service, policies=Policies(on_error="skip"), on_problem=told.append
-        )
-
-    assert (result.new, result.problems) == (4, 1)
-    assert told[0].reason == "its app, user or id is not UTF-8"
-
-
 async def test_rows_that_break_their_tables_rules_are_told(
     place: Place, service: MongoSessionService
 ) -> None:
-    """Rows without state, owner or time are left out alone; a whole file can follow."""
+    """Rows without state, id or time are left out alone; a whole file can follow."""
     store = await sqlite(place)
     with sqlite3.connect(place.folder / "sessions.db") as file:
         for table in ("app_states", "sessions"):
@@ -97,12 +69,10 @@ async def test_rows_that_break_their_tables_rules_are_told(
             file.execute(f"DROP TABLE {table}")
             file.execute(f"ALTER TABLE loose RENAME TO {table}")
         file.execute("UPDATE app_states SET state = NULL WHERE app_name = 'weather'")
-        file.execute("INSERT INTO app_states VALUES (NULL, '{}', 1.0)")
         for row in (
             ("weather", "eve", "no state", None, 1.5, 2.5),
             ("weather", "eve", "endless", "{}", 1.5, float("inf")),
-            ("weather", None, "no user", "{}", 1.5, 2.5),
-            (None, "eve", "no app", "{}", 1.5, 2.5),
+            ("weather", "eve", "", "{}", 1.5, 2.5),
         ):
             file.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)", row)
     file.close()
@@ -113,45 +83,14 @@ async def test_rows_that_break_their_tables_rules_are_told(
             source, service, policies=Policies(on_error="skip"), on_problem=told.append
         )
 
-    assert (result.new, result.problems) == (5, 6)
-    lacks, no_object = "its row lacks an app, user or id", "a JSON object was expected"
+    assert (result.new, result.problems) == (5, 4)
+    no_object = "a JSON object was expected"
     assert sorted(str(each).split(": ", 1) for each in told) == [
+        [NAMED.format("", "eve"), "session_id must not be empty"],
         [NAMED.format("endless", "eve"), "one of its times is not finite"],
-        ["session 'no app' of user 'eve' in app None", lacks],
         [NAMED.format("no state", "eve"), f"{no_object}, not nothing"],
-        ["session 'no user' of user None in app 'weather'", lacks],
         ["state of app 'weather'", f"{no_object}, not nothing"],
-        ["state of app None", lacks],
     ]
-
-
-async def test_rows_of_nobody_in_sql_are_told_before_all_others(
-    place: Place, service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They hide no page of sessions, though no database sorts what has no name."""
-    module = "mongo_session_service.transfer.sources.adk_sql"
-    monkeypatch.setattr(f"{module}.STATE_TOGETHER", 1)  # a page for each
-    store = await sql_sqlite(place)
-    with sqlite3.connect(place.folder / "adk.db") as file:
-        file.execute("CREATE TABLE loose AS SELECT * FROM sessions")
-        file.execute("DROP TABLE sessions")
-        file.execute("ALTER TABLE loose RENAME TO sessions")
-        for app, user in ((None, "eve"), ("weather", None)):
-            file.execute(
-                "INSERT INTO sessions SELECT ?, ?, 'nobody', state, create_time,"
-                " update_time FROM sessions LIMIT 1",
-                [app, user],
-            )
-    file.close()
-    told: list[Problem] = []
-
-    async with store.source as source:
-        result = await move(
-            source, service, policies=Policies(on_error="skip"), on_problem=told.append
-        )
-
-    assert (result.new, result.problems) == (5, 2)
-    assert {each.reason for each in told} == {"its row lacks an app, user or id"}
 
 
 @pytest.mark.parametrize(("make", "file"), FILES)

@@ -39,19 +39,6 @@ async def test_a_line_that_is_too_long_is_left_out_alone(tmp_path: Path) -> None
     ]
 
 
-async def test_blank_lines_are_counted(tmp_path: Path) -> None:
-    """However many there are, they are one problem, and hide nothing else."""
-    path = tmp_path / "x.jsonl"
-    path.write_text(FILE.replace("\n", "\n \n\n", 2))
-
-    found = await read(path)
-
-    assert isinstance(found[0], SessionHeader)
-    assert list(map(str, found[1:])) == [
-        "line 2: it is blank; the file has 4 blank lines"
-    ]
-
-
 async def test_what_is_not_packed_is_told_at_once(tmp_path: Path) -> None:
     """A name that ends in .gz promises what the file has to keep."""
     path = tmp_path / "x.jsonl.gz"

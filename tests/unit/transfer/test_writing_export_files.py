@@ -135,13 +135,3 @@ async def test_a_pipe_without_a_path_is_written(source: Slow) -> None:
         with os.fdopen(writer, "wb"):
             await exported(source, f"/dev/fd/{writer}")
         assert reading.read().decode() == FILE
-
-
-async def test_a_link_to_itself_is_refused(source: Slow, tmp_path: Path) -> None:
-    """There is no file that it names, nor could be."""
-    link = tmp_path / "link"
-    link.symlink_to(link)
-
-    with pytest.raises(TransferError, match="cannot be written: Too many levels"):
-        await exported(source, link)
-    assert link.is_symlink()
