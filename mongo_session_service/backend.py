@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -19,12 +18,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from pymongo.errors import PyMongoError
-
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
-from mongo_session_service.schema.setup import create_index, is_undone, set_up
+from mongo_session_service.schema.setup import create_index, set_up
 from mongo_session_service.sessions.appender import Appender
 from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
@@ -154,8 +151,6 @@ class Backends:
         self._reset()
 
     def _reset(self) -> None:
-        self._look_at = 0.0
-        self._look: asyncio.Task[None] | None = None
         self._build: asyncio.Task[None] | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -227,8 +222,6 @@ class Backends:
             async with entry.connection.setup_lock:
                 if not self._is_set_up:
                     await self._set_up(entry.connection, builds=False)
-        elif sets_up and time.monotonic() > self._look_at:
-            self._start_look(entry.connection)
         if sets_up:
             if not self.clock.is_known:  # it was set up by another process
                 async with entry.connection.translating_errors():
@@ -260,21 +253,6 @@ class Backends:
         self._is_set_up = True
         if is_to_be_built:
             self._build = background(self._set_up(connection, builds=True))
-        self._look_at = time.monotonic() + connection.limits.look_seconds
-
-    def _start_look(self, connection: Connection) -> None:
-        """Start to look whether the setup was undone; the call does not wait."""
-        look = self._look
-        is_free = look is None or look.done() or look.get_loop().is_closed()
-        if is_free and connection.driver is not Driver.MOCK:
-            self._look = background(self._look_for_undone_setup(connection))
-
-    async def _look_for_undone_setup(self, connection: Connection) -> None:
-        with suppress(PyMongoError):
-            await connection.ask_time()
-            if await is_undone(connection, self._missing):
-                self._is_set_up = False
-        self._look_at = time.monotonic() + connection.limits.look_seconds
 
     def _open_backend(self, loop: asyncio.AbstractEventLoop) -> Backend:
         with self._lock:

@@ -70,8 +70,6 @@ class Limits:
     """How often other writers may append before a late append."""
     fork_step: int = 2000
     """Events that a fork copies in one step, which takes about 0.1 s."""
-    look_seconds: float = 5.0
-    """Seconds between looks whether a database's setup was undone."""
     unindexed_documents: int = 10_000
     """Documents of a collection above which no call waits for the build of an index;
     that of so many takes about a tenth of a second."""

@@ -45,8 +45,7 @@ _NEEDED: Final = (
 _INDEXED: Final = ("sessions", "events", "partials")
 _PRIMARY_ONLY: Final = WriteConcern(w=1)
 """For what is created before the version is recorded: a majority confirms that, and by
-the order of the oplog all that came before. What a failover takes back later is noticed
-as any other loss is."""
+the order of the oplog all that came before."""
 
 
 class SetupResult(NamedTuple):
@@ -90,24 +89,6 @@ async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
     return SetupResult(
         frozenset(each.name for each in (*failed, *skipped)), bool(skipped)
     )
-
-
-async def is_undone(connection: Connection, missing: frozenset[str]) -> bool:
-    """Tell whether indexes have gone since setup, or the data is newer.
-
-    Whatever is dropped, renamed or restored takes its indexes along.
-    """
-    gone = {each.name for each in await missing_indexes(connection)} - missing
-    if gone:
-        logger.warning(
-            "Indexes are gone from database %r: %s. Its collections were dropped,"
-            " renamed or restored, or their indexes dropped. The next call sets up"
-            " again; events may have been stored twice since.",
-            connection.database.name,
-            ", ".join(sorted(gone)),
-        )
-    version = await recorded_version(connection)
-    return bool(gone) or (version or 0) > SCHEMA_VERSION
 
 
 async def missing_indexes(connection: Connection) -> list[Index]:

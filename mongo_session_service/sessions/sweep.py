@@ -136,6 +136,7 @@ class Sweep:
     async def _sweep(self) -> None:
         wait = _AFTER_FAILURE
         try:
+            await self._connection.ask_time()  # the clocks may have drifted apart
             wait = await remove_all_expired(self._connection)
         except PyMongoError as error:
             await renew_connections(self._connection.client, error)
