@@ -1209,10 +1209,9 @@ class MongoSessionService(BaseSessionService):
 
         The events stay in the log, with their ids, authors, times, invocations and
         revisions; calls and responses keep ids and names, and wait for nobody any
-        longer. Dead letters have the new events, no read cache the old ones, and who
-        watches receives ``redacted`` for each. Not reached are backups, exports,
-        MongoDB's oplog until it rolls over, what other events repeat, and forks, unless
-        ``forks=True``.
+        longer. No read cache has the old events, and who watches receives ``redacted``
+        for each. Not reached are backups, exports, MongoDB's oplog until it rolls over,
+        what other events repeat, and forks, unless ``forks=True``.
 
         Values that the events have set stay in state: a warning in the log names the
         keys, and ``state=True`` replaces them first. Keys of app and user state are

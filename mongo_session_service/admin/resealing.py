@@ -20,7 +20,6 @@ from mongo_session_service.changes.decoder import RESEALED, decode_appended
 from mongo_session_service.codec.documents import key_of
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
-from mongo_session_service.consumers import dead_letters
 from mongo_session_service.errors import (
     ConfigurationError,
     MongoSessionServiceError,
@@ -43,7 +42,6 @@ _RESEALED_AT_ONCE: Final = {
     "events": 100,
     "user_states": 10,
     "app_states": 10,
-    "dead_letters": 10,
 }
 """Documents rewritten in one transaction: an append may want any that holds state."""
 
@@ -64,7 +62,6 @@ class Resealed:
     events: int = 0
     user_states: int = 0
     app_states: int = 0
-    dead_letters: int = 0
 
 
 async def reseal(
@@ -184,9 +181,6 @@ class _Resealing:
         if self.name == "app_states":
             only = {} if app_name is None else {"$eq": app_name}
             return {"_id": {"$gt": after or "", **only}}
-        if self.name == "dead_letters":
-            only = {} if app_name is None else {"_id.app_name": app_name}
-            return {"_id": {"$gt": after or {}}, **only}
         return queries.of_app(app_name, after)
 
     def _collection(self, codec_options: Any = None) -> Any:
@@ -209,8 +203,6 @@ class _Resealing:
     def _changes(self, document: Document) -> Document | None:
         """Seal what is outdated in a document again."""
         id_, name, resealer = document["_id"], self.name, self.resealer
-        if name == "dead_letters":
-            return dead_letters.resealed_letter(document, resealer)
         if name in _SHARED:
             is_ours = name == "app_states" or tuple(id_) == SessionKey._fields[:2]
             return resealer.shared_state(document) if is_ours else None
@@ -240,11 +232,7 @@ class _Resealing:
         stored = {each.raw for each in await found.to_list(None)}
         unchanged = [each for each in outdated if each.raw in stored]
         collection = self._collection()
-        if self.name == "dead_letters":  # whose _id follows from their content
-            for each in unchanged:
-                await collection.delete_one({"_id": each.id}, session=txn)
-                await collection.insert_one(each.changes, session=txn)
-        elif unchanged:
+        if unchanged:
             # The change feed sees by this mark that no value of a state has changed.
             mark = {"$inc": {RESEALED: 1}} if self.name in _SHARED else {}
             updates = [

@@ -30,12 +30,11 @@ class ChangeRecord:
     kind: ChangeKind
     owner: tuple[str, ...]
     """The app, the user or the session that it concerns."""
-    content: Document | None
+    content: Document
     """Of an event and of a new session the ``document``; of an update the ``details``
     and the calls that are ``waiting``; of shared state the ``delta``, keys prefixed by
     scope, empty if no value has changed; of a log that was trimmed the ``document``
-    before it and the ``shared`` ones of its app and user. None if a dead letter could
-    not keep it."""
+    before it and the ``shared`` ones of its app and user."""
     time: float = 0.0
     """When it was committed, as far as the content does not tell a time."""
     hooks: Hooks = field(default=NO_HOOKS, repr=False, compare=False)
@@ -48,8 +47,7 @@ class ChangeRecord:
     @property
     def expire_time(self) -> object:
         """Time at which a created or updated session expires; None for never."""
-        content = self.content or {}
-        stored = content.get("details") or content.get("document", {})
+        stored = self.content.get("details") or self.content.get("document", {})
         return stored.get("expire_time")
 
     def change(self) -> Change:
@@ -57,11 +55,6 @@ class ChangeRecord:
         named: Document = dict(zip(SessionKey._fields, self.owner, strict=False))
         session_id = named.get("session_id")
         where = "the state" if session_id is None else f"session {quoted(session_id)}"
-        if self.content is None:
-            raise StorageError(
-                f"The change {self.kind!r} was too large to be stored as a dead letter:"
-                f" read {where} itself."
-            )
         fields = {"kind": self.kind, "time": self.time, **self._decode(self.content)}
         try:
             return Change(**named, **fields)
@@ -137,7 +130,7 @@ def readable_change(record: ChangeRecord) -> Change | None:
         return record.change()
     except StorageError as error:
         logger.warning("Subscribers do not receive the content of a change. %s", error)
-    if record.kind not in {"appended", "created"} or record.content is None:
+    if record.kind not in {"appended", "created"}:
         return None
     document, time = record.content["document"], 0.0
     revision = document.get("revision", document["_id"].get("revision"))
@@ -152,7 +145,7 @@ def stored_delta(appended: ChangeRecord) -> Document:
 
     Empty if another tool wrote it; reading the event raises then.
     """
-    event = appended.content["document"]["event"] if appended.content else {}
+    event = appended.content["document"]["event"]
     actions = event.get("actions")
     delta = actions.get("state_delta") if isinstance(actions, dict) else None
     try:

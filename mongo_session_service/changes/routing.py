@@ -120,7 +120,7 @@ class Router(Generic[_Subscriber]):
     def _route_state(
         self, record: ChangeRecord
     ) -> Iterator[tuple[_Subscriber, ChangeRecord]]:
-        delta: Document = (record.content or {})["delta"]
+        delta: Document = record.content["delta"]
         prefix = State.APP_PREFIX if len(record.owner) == 1 else State.USER_PREFIX
         writes = self._writes.get(record.owner, {})
         keys = {key for write in writes.values() for key in write.writers}

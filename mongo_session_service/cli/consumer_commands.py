@@ -313,7 +313,8 @@ async def _stopped_consumer(
 async def dead_letters(address: options.ServiceAddress, name: str) -> None:
     """Lists the changes that a handler failed on, the oldest failure first.
 
-    Credentials are left out, and so is the text of an error that may quote them.
+    Of an error it shows the type. The change is read where it is stored now, without
+    credentials; it is null if it is gone.
 
     \b
     Example:
@@ -334,7 +335,7 @@ async def dead_letters(address: options.ServiceAddress, name: str) -> None:
 
 def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
     """Describe a dead letter on one line or, if that is too wide, on several."""
-    head = transcript.timed_text(letter.time, styled(letter.public_error, styles.BAD))
+    head = transcript.timed_text(letter.time, styled(letter.error, styles.BAD))
     attempts = styled(f"({counted(letter.attempts, 'attempt')})", styles.FAINT)
     who = "/".join(_key_parts(letter).values())
     about = transcript.change_name(
@@ -351,7 +352,7 @@ def _key_parts(letter: DeadLetter) -> dict[str, str]:
 def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
     try:
         change = json.loads(letter.change.json_text)
-    except StorageError:  # this release of ADK cannot read it, or it was too large
+    except StorageError:  # it is gone, or this release of ADK cannot read it
         change = None
     return {
         "consumer": letter.consumer,
@@ -360,7 +361,7 @@ def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
         **_key_parts(letter),
         "revision": letter.id.get("revision"),
         "attempts": letter.attempts,
-        "error": letter.public_error,
+        "error": letter.error,
         "change": change,
     }
 
@@ -379,10 +380,10 @@ async def replay(
 ) -> bool:
     """Handles a consumer's dead letters again.
 
-    Those that are handled are removed. The others stay, with their new error, and the
-    exit code is 3. The consumer may run meanwhile. Content that before_store has sealed
-    cannot be read here: for it, call replay_dead_letters() of a consumer whose service
-    has after_load.
+    Those that are handled are removed, and those whose change is gone. The others stay,
+    with their new error, and the exit code is 3. The consumer may run meanwhile.
+    Content that before_store has sealed cannot be read here: for it, call
+    replay_dead_letters() of a consumer whose service has after_load.
 
     \b
     Example:

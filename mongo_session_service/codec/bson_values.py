@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 MAX_NATIVE_DEPTH: Final = 60
 """Levels of a value kept native: the server allows 100, also where it lies in an
-event's delta, and that in a dead letter."""
+event's delta."""
 
 MAX_DEPTH: Final = 250
 """Levels of a value: as many as JSON text can be parsed with in any call stack."""

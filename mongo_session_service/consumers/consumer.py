@@ -267,8 +267,9 @@ class Consumer:
     ) -> int:
         """Calls the handler once on each dead letter; returns how many it handled.
 
-        These are removed; the others stay, with their new error. It needs no lease,
-        and can be called while the consumer runs elsewhere.
+        These are removed, and those whose change is gone, with a warning; the others
+        stay, with their new error. It needs no lease, and can be called while the
+        consumer runs elsewhere.
 
         Args:
             handler: As for :meth:`run`.

@@ -164,7 +164,7 @@ class Fetcher:
         if begins:
             # What a trim is about to remove is passed over.
             id_ = {**id_, "revision": begins}
-            record = await self._load_trimmed(document)
+            record = await load_trimmed(self._connection, document)
         else:
             # None if another tool wrote the document.
             record = decoder.decode_appended(id_, document, self._connection.hooks)
@@ -173,13 +173,6 @@ class Fetcher:
             self._page.popleft()
         self.position = self.position.after_replayed(id_)
         return Delivery(record, self.position) if record else None
-
-    async def _load_trimmed(self, document: Document) -> ChangeRecord | None:
-        """Load the state that begins a log that was trimmed."""
-        connection, id_ = self._connection, document["_id"]
-        wanted = queries.shared_state_queries(id_["app_name"], id_["user_id"])
-        shared = await connection.retry(load_documents, connection, *wanted)
-        return decoder.decode_trimmed(document, shared, connection.hooks)
 
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""
@@ -224,6 +217,16 @@ class Fetcher:
         """Close the change stream."""
         if self._stream is not None:
             await self._stream.close_cursor()
+
+
+async def load_trimmed(
+    connection: Connection, document: Document
+) -> ChangeRecord | None:
+    """Load the state that begins a log that was trimmed."""
+    id_ = document["_id"]
+    wanted = queries.shared_state_queries(id_["app_name"], id_["user_id"])
+    shared = await connection.retry(load_documents, connection, *wanted)
+    return decoder.decode_trimmed(document, shared, connection.hooks)
 
 
 def _was_replayed(document: Document, last: Document | None) -> bool:

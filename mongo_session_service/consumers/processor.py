@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
+import bson
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.consumers import dead_letters
@@ -113,7 +114,8 @@ class Processor:
                 members.append(following)
                 work = handlers.handler_call(self.handler, following.record, connection)
                 await work(txn)
-                size += dead_letters.size_of(following.record)
+                document = following.record.content.get("document", {})
+                size += len(bson.encode(document))
                 is_full = size >= limits.group_bytes or time.monotonic() >= end
                 if is_full or len(members) == limits.group_changes:
                     break
@@ -159,12 +161,12 @@ class Processor:
             self.consumer, delivery.record, error, self.max_attempts
         )
         logger.warning(
-            "Consumer %r keeps a change as a dead letter, %s: its handler failed %s,"
-            " last with %s; the dead letter has its text.",
+            "%s is a dead letter of consumer %r from now on: its handler failed %s,"
+            " last with %s.",
+            letter.name,
             self.consumer,
-            dead_letters.letter_text(letter),
             counted(self.max_attempts, "time"),
-            type(error).__name__,
+            letter.error,
         )
         keep = partial(dead_letters.store_dead_letter, reader.connection, letter)
         if self.concurrency == 1:

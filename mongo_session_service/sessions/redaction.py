@@ -1,9 +1,9 @@
 """Redaction: the content of some of a session's events is replaced, for ever.
 
 What state has of them goes first, if that is wanted; then the events, a step of them in
-one transaction, with their copies in dead letters. Who is interrupted repeats the call:
-events that were redacted are passed over. The session's document counts the steps, by
-which read caches, forks and trims see that what they have read is out of date.
+one transaction. Who is interrupted repeats the call: events that were redacted are
+passed over. The session's document counts the steps, by which read caches, forks and
+trims see that what they have read is out of date.
 """
 
 from __future__ import annotations
@@ -250,7 +250,6 @@ async def _redact_step(
     await connection.partials.delete_many(
         {**said, "event.id": {"$in": ids}}, session=txn
     )
-    await _redact_letters(connection, part.key, new, txn)
     await _redact_initial_state(connection, session, deltas, replacement, txn)
     waiting = decode_waiting(session, connection.hooks)
     left = tuple(each for each in waiting.named if each.revision not in new)
@@ -298,22 +297,6 @@ async def _find_events(
         await connection.events.find(wanted, session=txn).sort("_id", 1).to_list(None)
     )
     return [(each, documents.decode_event(each, connection.hooks)) for each in found]
-
-
-async def _redact_letters(
-    connection: Connection, key: SessionKey, new: dict[int, Document], txn: Txn
-) -> None:
-    """Replace the events in dead letters, whose errors may quote them."""
-    fields = {f"_id.{name}": part for name, part in key.id.items()}
-    wanted = {**fields, "_id.revision": {"$in": [*new]}, "item.document": {"$type": 3}}
-    letters = connection.dead_letters.find(wanted, {"error": 1}, session=txn)
-    for each in await letters.to_list(None):
-        document = new[each["_id"]["revision"]]
-        error_type = each["error"].partition(":")[0]
-        change = {"$set": {"item.document": document, "error": error_type}}
-        await connection.dead_letters.update_one(
-            {"_id": each["_id"]}, change, session=txn
-        )
 
 
 async def _redact_initial_state(

@@ -230,7 +230,7 @@ async def test_dead_letters_are_listed(
 
     assert "1 dead letter. `mongo-session-service consumers dead-l" in status.stderr
     assert "app/user/s" in table.stdout
-    assert "ValueError: no such account" in table.stdout
+    assert "ValueError" in table.stdout
     assert json.loads(text.stdout)["change"]["revision"] == 1
 
 

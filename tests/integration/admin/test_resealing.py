@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -27,9 +25,7 @@ from support.encryption_hooks import (
 from support.subscriptions import Follower, new_event
 
 from mongo_session_service import (
-    Change,
     ConfigurationError,
-    Consumer,
     InvalidInputError,
     MongoSessionService,
     StorageError,
@@ -60,7 +56,7 @@ def keys(mongodb_uri: str, database: str) -> Keys:
 
 
 async def fill(service: MongoSessionService) -> None:
-    """Store something in every place that content can be in, but dead letters."""
+    """Store something in every place that content can be in."""
     session = await service.create_session(**KEY, state=STATE)
     await service.append_event(session, canary_event(**{"user:x": CANARY}))
     await service.append_event(session, canary_event(**{"app:none": None}))
@@ -84,35 +80,13 @@ def stored(admin: MongoClient, database: str) -> dict[str, list[Any]]:
     return {name: list(admin[database][name].find()) for name in sorted(names)}
 
 
-async def _fail(_: Change) -> None:
-    raise ValueError(CANARY)
-
-
-@asynccontextmanager
-async def failing(service: MongoSessionService) -> AsyncIterator[Consumer]:
-    """A consumer that has a dead letter of each change since now."""
-    async with service.consumer("failing", start="now") as consumer:
-        running = asyncio.create_task(consumer.run(_fail, max_attempts=1))
-        await begun(service)
-        yield consumer
-        running.cancel()
-
-
-async def letters(consumer: Consumer) -> list[Change]:
-    """The changes that a consumer has dead letters of."""
-    return [each.change async for each in consumer.dead_letters()]
-
-
 async def test_all_is_sealed_with_the_new_key(
     keys: Keys, database: str, admin: MongoClient
 ) -> None:
     """Then it is the same with the new key alone, and nobody received a change."""
-    async with keys.before() as before, failing(before) as consumer:
+    async with keys.before() as before:
         await fill(before)
-        async with asyncio.timeout(60):
-            while len(await letters(consumer)) < 6:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        expected = [await shown(before), await letters(consumer)]
+        expected = await shown(before)
     sealed = stored(admin, database)
     progress: list[Resealed] = []
 
@@ -133,10 +107,9 @@ async def test_all_is_sealed_with_the_new_key(
         assert [each.session_id for each in follower.told] == [last.id]
 
     async with keys.after() as after:
-        consumer = after.consumer("failing")
-        assert [await shown(after), await letters(consumer)] == expected
+        assert await shown(after) == expected
     assert tried == done == progress[-1]
-    assert done == Resealed(2, 1, 2, 1, 1, 6)
+    assert done == Resealed(2, 1, 2, 1, 1)
     assert again == Resealed()
     assert keys.old.name not in str(stored(admin, database))
 
@@ -251,41 +224,6 @@ async def test_an_interrupted_call_is_resumed(keys: Keys) -> None:
         assert await shown(after) == expected
 
 
-async def test_letters_of_details_and_of_trimmed_logs_are_sealed(
-    keys: Keys, database: str, admin: MongoClient
-) -> None:
-    """What their content consists of, state and calls that wait, has the new key."""
-    async with keys.before() as before:
-        session = await before.create_session(**KEY, state=STATE)
-        for _ in range(2):
-            await before.append_event(session, new_event(own=CANARY))
-        await before.trim_session(**KEY, before_revision=2)
-        await before.append_event(session, canary_event())
-        async with before.consumer("failing", updates=True) as consumer:
-            running = asyncio.create_task(consumer.run(_fail, max_attempts=1))
-            async with asyncio.timeout(60):
-                for kind in ("snapshot", "updated"):
-                    while all(  # noqa: ASYNC110
-                        it.kind != kind for it in await letters(consumer)
-                    ):
-                        await asyncio.sleep(0.02)
-                    await before.update_session(**KEY, title=kind)
-            running.cancel()
-            await asyncio.wait([running])
-        expected = await letters(consumer)
-    assert any(each.waiting for each in expected if each.kind == "updated")
-
-    async with keys.between() as between:
-        await reseal(between, keys.new.is_current)
-        assert await reseal(between, keys.new.is_current) == Resealed()
-
-    async with keys.after() as after:
-        found = await letters(after.consumer("failing"))
-        by_kind = [sorted(map(repr, each)) for each in (found, expected)]
-        assert by_kind[0] == by_kind[1]
-    assert keys.old.name not in str(stored(admin, database))
-
-
 async def test_only_one_app_is_resealed(keys: Keys) -> None:
     """If it is asked for by name, although another begins with that name."""
     async with keys.before() as before:
@@ -328,7 +266,7 @@ async def test_documents_of_other_tools_are_passed_over(
         session = await between.create_session(**KEY)
         await between.append_event(session, canary_event())
         strange = (5, "x", {}, {"app_name": APP}, {**KEY, "revision": "x"})
-        for name in ("sessions", "events", "app_states", "user_states", "dead_letters"):
+        for name in ("sessions", "events", "app_states", "user_states"):
             for number, id_ in enumerate(strange):
                 event = {"_id": id_, "event": {"id": number}}
                 admin[database][name].insert_one(event)

@@ -8,14 +8,19 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-import bson
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from support.consumers import PATIENCE, append, begun, create
 from support.failpoints import failing
 
-from mongo_session_service import Change, Consumer, MongoSessionService, StorageError
+from mongo_session_service import (
+    Change,
+    Consumer,
+    DeadLetter,
+    MongoSessionService,
+    StorageError,
+)
 
 pytestmark = pytest.mark.limits(handler_retry_seconds=0.0)
 
@@ -95,11 +100,11 @@ async def test_what_fails_for_good_becomes_a_dead_letter(
     assert handler.calls == [1, 2, 2, 2, 2, 3]
     [letter] = [each async for each in consumer.dead_letters()]
     assert letter.change.event == session.events[1]
-    assert letter.error == "ValueError: cannot do 2"
+    assert letter.error == "ValueError"
     assert letter.attempts == 4
     assert "cannot do" not in caplog.text
     key = f"{session.app_name}/{session.user_id}/{session.id}"
-    assert f"a dead letter, 'appended' of '{key}', revision 2: its" in caplog.text
+    assert f"The change 'appended' of '{key}', revision 2 is a dead" in caplog.text
     assert (await service.consumers())[0].dead_letters == 1
 
 
@@ -120,35 +125,45 @@ async def test_dead_letters_can_be_tried_again(service: MongoSessionService) -> 
 
 
 async def test_every_kind_of_change_can_become_a_dead_letter(
-    service: MongoSessionService,
+    service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """A dead letter gives back the very change, but for what was redacted since."""
+    """A dead letter holds no content, and gives back the change as it is stored now."""
     consumer = service.consumer("c", updates=True)
     seen: list[Change] = []
-    is_append_buried = asyncio.Event()
+    steps = {kind: asyncio.Event() for kind in ("updated", "redacted", "deleted")}
 
     def handler(change: Change) -> None:
         seen.append(change)
-        if change.kind == "updated":
-            is_append_buried.set()
-        if len(seen) == 7:
-            running.cancel()
+        if change.kind in steps:
+            steps[change.kind].set()
         raise ValueError
 
-    running = asyncio.create_task(consumer.run(handler, max_attempts=1))
-    await begun(service)
-    session = await service.create_session(
-        app_name="app", user_id="user", state={"app:x$.y": {"a": 2**70}, "user:z": 1}
-    )
-    await append(service, session)
-    key = {"app_name": "app", "user_id": "user", "session_id": session.id}
-    await service.update_session(**key, title="New", labels={"a": "b"})
+    async def buried() -> list[DeadLetter]:
+        return [each async for each in consumer.dead_letters()]
+
     async with asyncio.timeout(PATIENCE):
-        await is_append_buried.wait()
-    await service.redact_events(**key, event_ids=[session.events[0].id])
-    await service.delete_session(**key)
-    await asyncio.wait([running], timeout=PATIENCE)
-    buried = [each.change async for each in consumer.dead_letters()]
+        running = asyncio.create_task(consumer.run(handler, max_attempts=1))
+        await begun(service)
+        state = {"app:x$.y": {"secret": 2**70}, "user:z": "secret"}
+        session = await service.create_session(
+            app_name="app", user_id="user", state=state
+        )
+        await append(service, session)
+        key = {"app_name": "app", "user_id": "user", "session_id": session.id}
+        await service.update_session(**key, title="secret", labels={"a": "secret"})
+        await steps["updated"].wait()
+        # No signal comes from the server.
+        while len(await buried()) < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stored = [*admin[database].dead_letters.find()]
+        letters = [each.change for each in await buried()]
+        await service.redact_events(**key, event_ids=[session.events[0].id])
+        await steps["redacted"].wait()
+        redacted = next(it for it in await buried() if it.id["kind"] == "appended")
+        await service.delete_session(**key)
+        await steps["deleted"].wait()
+        await consumer.end()
+        await running
 
     assert [each.kind for each in seen] == [
         "created",
@@ -159,10 +174,36 @@ async def test_every_kind_of_change_can_become_a_dead_letter(
         "redacted",
         "deleted",
     ]
-    assert buried[3].event == seen[5].event
-    del buried[3], seen[3]
-    assert buried == seen[: len(buried)]
-    assert len(buried) >= 5
+    assert "secret" not in str(stored)
+    assert (letters[0].kind, letters[0].revision) == ("created", 1)
+    assert letters[0].state_delta["n"] == 0
+    assert letters[1:] == seen[1:5]
+    assert redacted.change.event == seen[5].event
+    kinds = ("created", "appended", "updated", "redacted")
+    gone = [it for it in await buried() if it.id["kind"] in kinds]
+    assert len(gone) == len(kinds)
+    for letter in gone:
+        with pytest.raises(StorageError, match="is no longer stored"):
+            _ = letter.change
+
+
+async def test_what_is_gone_is_no_dead_letter_after_a_replay(
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A letter whose event was trimmed is removed with a warning, and not handled."""
+    await append(service, await create(service), 2)
+    consumer = service.consumer("c")
+    await run(consumer, Handler(consumer, 2, fails_on={1, 2}).handle, max_attempts=1)
+    await service.trim_session(
+        app_name="app", user_id="user", session_id="s", keep_last=1
+    )
+    again = Handler(consumer, last=0)
+
+    assert await consumer.replay_dead_letters(again.handle) == 1
+
+    assert again.calls == [2]
+    assert [each async for each in consumer.dead_letters()] == []
+    assert "revision 1 is no longer stored" in caplog.text
 
 
 async def test_a_write_and_the_checkpoint_are_one_transaction(
@@ -233,29 +274,3 @@ async def test_drivers_errors_of_a_handler_are_its_own(
     await run(consumer, handler, max_attempts=2)
 
     assert len([each async for each in consumer.dead_letters()]) == 2
-
-
-async def test_what_is_too_large_for_a_dead_letter_is_named_in_one(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """A run goes on after a change that leaves no room for the error beside it."""
-    session = await create(service)
-    consumer = service.consumer("c", start="now")
-    handler = Handler(consumer, last=1, fails_on=[0])
-    running = asyncio.ensure_future(run(consumer, handler.handle, max_attempts=1))
-    await begun(service)
-    id_ = {"app_name": "app", "user_id": "user", "session_id": "large"}
-    large = {"_id": id_, "revision": 0, "create_time": 1.0, "update_time": 1.0}
-    room = 16 * 1024**2 - len(bson.encode({**large, "state": {"x": ""}}))
-    large["state"] = {"x": "x" * room}
-    await asyncio.to_thread(admin[database].sessions.insert_one, large)
-    await append(service, session)
-    await running
-
-    (letter,) = [each async for each in consumer.dead_letters()]
-    assert letter.id.items() >= {"kind": "created", **id_}.items()
-    with pytest.raises(StorageError, match="read session 'large' itself"):
-        _ = letter.change
-    assert await consumer.replay_dead_letters(handler.handle) == 0
-    assert [each.attempts async for each in consumer.dead_letters()] == [2]
-    assert handler.calls == [0, 1]

@@ -107,17 +107,15 @@ async def test_consumers_receive_updates_on_request(
             await service.create_session(**SESSION, title="A")
             await service.update_session(**SESSION, title="B", labels={"l": "1"})
             await service.update_session(**SESSION, title=None)
-            await service.delete_session(**SESSION)
             async with asyncio.timeout(60):
+                # No signal comes from the server.
+                while name == "with" and len(replayed) < 2:
+                    letters = [each async for each in consumer.dead_letters()]
+                    replayed = [each.change for each in letters]
+                await service.delete_session(**SESSION)
                 await done.wait()
             await consumer.close()
             await running
             assert received[name] == kinds
-            if name == "with":
-                letters = [each async for each in consumer.dead_letters()]
-                replayed += [each.change for each in letters]
 
-    assert [details(each) for each in replayed] == [
-        ("B", {"l": "1"}, None),
-        (None, {"l": "1"}, None),
-    ]
+    assert [details(each) for each in replayed] == [(None, {"l": "1"}, None)] * 2
