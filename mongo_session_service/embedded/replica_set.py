@@ -12,19 +12,13 @@ It needs a POSIX system and MongoDB 5.0 or later. Its methods block: in a corout
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Self
-
-from pymongo import MongoClient
-from pymongo.errors import OperationFailure, PyMongoError
+from typing import Final, Self
 
 from mongo_session_service.embedded.mongod import (
     HOST,
@@ -35,13 +29,12 @@ from mongo_session_service.embedded.mongod import (
     find_mongod,
     ports_of,
 )
+from mongo_session_service.storage.initiation import initiate
 
 __all__ = ["EmbeddedReplicaSet", "EmbeddedServerError"]
 
 _MOST_VOTERS: Final = 7
 _PORTS: Final = 65536
-_ALREADY_INITIALIZED: Final = 23
-_PRIMARY, _SECONDARY = 1, 2
 
 # A lost primary is replaced in about a second instead of MongoDB's ten.
 _ELECTIONS: Final = {
@@ -63,9 +56,9 @@ class EmbeddedReplicaSet:
     extra installs, else the one on the ``PATH``. It listens on 127.0.0.1 only and
     accepts ``failCommand``.
 
-    Every method raises `EmbeddedServerError` if mongod fails; if it has ended, with the
-    end of its log and output. Only the process that started the replica set can control
-    it: a forked child may use its `uri`. Do not use it from two threads at once.
+    A start raises `EmbeddedServerError` if mongod fails, with the end of its log if it
+    has ended. A forked child may use its `uri`; only the process that started it can
+    stop it. Do not use it from two threads at once.
     """
 
     def __init__(
@@ -97,13 +90,15 @@ class EmbeddedReplicaSet:
             raise EmbeddedServerError("this replica set is already started")
         self._owner = os.getpid()
         try:
-            with _explained("Could not start"):
-                self._prepare()
-                for index in self._members:
-                    self._mongods.append(self._launch(index))
-                for mongod in self._mongods:
-                    mongod.wait_until_listening()
-                self._initiate()
+            self._prepare()
+            for index in self._members:
+                self._mongods.append(self._launch(index))
+            for mongod in self._mongods:
+                mongod.wait_until_listening()
+            self._initiate()
+        except (OSError, ValueError, EmbeddedServerError) as error:
+            self._end()
+            raise EmbeddedServerError(f"Could not start: {error}") from error
         except BaseException:
             self._end()
             raise
@@ -114,9 +109,7 @@ class EmbeddedReplicaSet:
             return
         if not self._throw_away:
             for mongod in self._mongods:
-                mongod.send(signal.SIGCONT, signal.SIGTERM)
-            for mongod in self._mongods:
-                mongod.ended(timeout=START_LIMIT)
+                mongod.shut_down()
         self._end()
 
     @property
@@ -138,57 +131,6 @@ class EmbeddedReplicaSet:
     def pids(self) -> tuple[int | None, ...]:
         """The process ID of every member's mongod; None for one that has ended."""
         return tuple(mongod.pid for mongod in self._mongods)
-
-    @property
-    def primary(self) -> int:
-        """The index of the primary; waits up to 30 seconds for an election."""
-        with _explained("Found no primary"), MongoClient[Any](self.uri) as client:
-            _, port = client.admin.command("hello")["me"].split(":")
-        return self._ports.index(int(port))
-
-    def stop_member(self, index: int, *, kill: bool = False) -> None:
-        """End one member, unless it has ended, and wait for its end.
-
-        It shuts down cleanly, even if SIGSTOP has paused it, and is killed if that
-        takes over 30 seconds. With `kill` it is killed at once, as in a crash.
-        """
-        mongod = self._member(index)
-        if not kill:
-            mongod.send(signal.SIGCONT, signal.SIGTERM)
-        if kill or not mongod.ended(timeout=START_LIMIT):
-            mongod.send(signal.SIGKILL)
-            mongod.ended(timeout=None)
-
-    def start_member(self, index: int) -> None:
-        """Start a member that has ended; return when it is primary or secondary."""
-        mongod = self._member(index)
-        if not mongod.ended():
-            return
-        with _explained(f"Could not start member {index}"):
-            mongod.forget()
-            mongod = self._mongods[index] = self._launch(index)
-            mongod.wait_until_listening()
-            with mongod.connect() as client:
-                for _ in _attempts("rejoin the others"):
-                    mongod.check()
-                    with contextlib.suppress(PyMongoError):
-                        hello = client.admin.command("hello")
-                        if hello["isWritablePrimary"] or hello["secondary"]:
-                            return
-
-    def step_down(self) -> None:
-        """Make the primary a secondary, and another member primary.
-
-        A single member is elected again after a second without a primary.
-        """
-        primary = self._member(self.primary)
-        with _explained("Could not step down"), primary.connect() as client:
-            if len(self._members) == 1:
-                client.admin.command("replSetStepDown", 1, force=True)
-            else:
-                client.admin.command("replSetStepDown", 10)
-                # For those 10 seconds it could not be elected should another fail.
-                client.admin.command("replSetFreeze", 0)
 
     def __enter__(self) -> Self:
         self.start()
@@ -230,59 +172,23 @@ class EmbeddedReplicaSet:
         return Mongod(self._program, self._ports[index], directory, throw_away)
 
     def _initiate(self) -> None:
-        """Initiate the set, unless its data holds it, and wait until it is healthy.
-
-        The first member calls for elections at once, rather than after a timeout.
-        """
+        """Wait until there is a primary, and the others follow it."""
         hosts = [f"{HOST}:{port}" for port in self._ports]
-        members = [{"_id": index, "host": host} for index, host in enumerate(hosts)]
-        config = {"_id": SET_NAME, "members": members, "settings": _ELECTIONS}
-        with self._mongods[0].connect() as client:
-            try:
-                client.admin.command("replSetInitiate", config)
-            except OperationFailure as error:
-                if error.code != _ALREADY_INITIALIZED:
-                    raise
-            for _ in _attempts("have every member as primary or secondary"):
-                for mongod in self._mongods:
-                    mongod.check()
-                with contextlib.suppress(PyMongoError):
-                    status = client.admin.command("replSetGetStatus")
-                    states = sorted(member["state"] for member in status["members"])
-                    if states == [_PRIMARY] + [_SECONDARY] * (len(states) - 1):
-                        return
-                    if _PRIMARY not in states:
-                        client.admin.command("replSetStepUp")
-
-    def _member(self, index: int) -> Mongod:
-        if not self._mongods or self._owner != os.getpid():
-            raise EmbeddedServerError("this process has not started this replica set")
-        return self._mongods[index]
+        deadline = time.monotonic() + START_LIMIT
+        for _ in initiate(SET_NAME, hosts, _ELECTIONS):
+            for mongod in self._mongods:
+                mongod.check()
+            if time.monotonic() > deadline:
+                raise EmbeddedServerError(
+                    f"the members elected no primary within {START_LIMIT:.0f} s"
+                )
+            time.sleep(0.02)
 
     def _end(self) -> None:
         for mongod in self._mongods:
-            mongod.release()
-        for mongod in self._mongods:
-            mongod.wait()
+            mongod.end()
         self._mongods = []
         self._ports = []
         if self._throw_away and self._data_dir is not None:
             shutil.rmtree(self._data_dir, ignore_errors=True)
             self._data_dir = None
-
-
-def _attempts(goal: str) -> Iterator[None]:
-    """Try again every 20 ms; raise `EmbeddedServerError` after 30 seconds."""
-    deadline = time.monotonic() + START_LIMIT
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(0.02)
-    raise EmbeddedServerError(f"did not {goal} within {START_LIMIT:.0f} s")
-
-
-@contextlib.contextmanager
-def _explained(failure: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, PyMongoError, EmbeddedServerError) as error:
-        raise EmbeddedServerError(f"{failure}: {error}") from error

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from chaos.run import Plan, run
-
-from mongo_session_service.embedded import EmbeddedReplicaSet
+from support.replica_set import FailingReplicaSet
 
 FAULTS = (
     "SIGKILL in a transaction",
@@ -33,7 +32,7 @@ def test_what_clients_are_told_is_true_under_faults(
 ) -> None:
     """What returned is there once, in order; what raised is not, or it says so."""
     plan = Plan(seed=7, seconds=0, calm=0.5, clients=4, freeze=3, faults=faults)
-    with EmbeddedReplicaSet(members=3) as replica_set:
+    with FailingReplicaSet(members=3) as replica_set:
         outcome = run(plan, replica_set, tmp_path)
 
     assert outcome.complaints == []

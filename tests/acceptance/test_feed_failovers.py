@@ -12,10 +12,10 @@ from google.adk.sessions import Session
 from pymongo import MongoClient
 from pymongo.read_concern import ReadConcern
 from support.consumers import Told, told
+from support.replica_set import FailingReplicaSet
 from support.subscriptions import APP, IDS, USER, Follower, new_event, stored_state
 
 from mongo_session_service import Change, MongoSessionService, StorageUnavailableError
-from mongo_session_service.embedded import EmbeddedReplicaSet
 
 WRITERS = 20
 PAUSE = 0.25
@@ -115,7 +115,7 @@ async def test_failovers_lose_and_repeat_nothing(faults: int) -> None:
     """Through killed and deposed primaries each revision is told once, in order."""
     done = asyncio.Event()
     async with AsyncExitStack() as stack:
-        replica_set = await stack.enter_async_context(EmbeddedReplicaSet(members=3))
+        replica_set = await stack.enter_async_context(FailingReplicaSet(members=3))
         uri = f"{replica_set.uri}&heartbeatFrequencyMS=500"
         writing, reading = [
             await stack.enter_async_context(MongoSessionService(uri, database="d"))

@@ -10,11 +10,11 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.runners import Runner
 from support.one_session import IDS
+from support.replica_set import FailingReplicaSet
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import MongoSessionService, Subscription
-from mongo_session_service.embedded import EmbeddedReplicaSet
 
 FAULTS = 3
 PATIENCE = 60.0
@@ -51,7 +51,7 @@ class Listener:
 @pytest.mark.xdist_group("heavy")
 async def test_an_answer_survives_its_primaries() -> None:
     """Each primary is killed in the middle of an answer: no word is lost or doubled."""
-    with EmbeddedReplicaSet(members=3) as replica_set:
+    with FailingReplicaSet(members=3) as replica_set:
         uri = f"{replica_set.uri}&heartbeatFrequencyMS=500"
         async with (
             MongoSessionService(uri) as holder,

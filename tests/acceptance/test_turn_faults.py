@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from chaos.turns import campaign
-
-from mongo_session_service.embedded import EmbeddedReplicaSet
+from support.replica_set import FailingReplicaSet
 
 FAULTS = ["kill", "kill_in_append", "pause", "cut_off"] * 2
 CROWD = 100
@@ -28,7 +27,7 @@ def test_never_do_two_bodies_append(
     tmp_path: Path, members: int, faults: list[str], callers: int
 ) -> None:
     """Each turn is taken over in time, and whoever has lost one appends no more."""
-    with EmbeddedReplicaSet(members) as replica_set:
+    with FailingReplicaSet(members) as replica_set:
         outcome = campaign(replica_set, tmp_path, faults, callers)
 
     assert not outcome.complaints, "\n".join(outcome.complaints)

@@ -10,11 +10,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from support.replica_set import FailingReplicaSet
+
 from chaos.disks import small_disks
 from chaos.figures import figures
 from chaos.run import Outcome, Plan, run
 from chaos.sampling import Sample
-from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+from mongo_session_service.embedded import EmbeddedServerError
 
 MEMBERS = 3
 
@@ -66,7 +68,7 @@ def soak(asked: argparse.Namespace, folder: Path) -> Outcome:
         disks = None
         if asked.small_disks is not None:
             disks = stack.enter_context(small_disks(MEMBERS, asked.small_disks))
-        replica_set = stack.enter_context(EmbeddedReplicaSet(MEMBERS, disks))
+        replica_set = stack.enter_context(FailingReplicaSet(MEMBERS, disks))
         return run(plan, replica_set, folder, show(asked.minutes))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
+from support.replica_set import FailingReplicaSet
 
 from chaos.disks import fill, folder_of
-from mongo_session_service.embedded import EmbeddedReplicaSet
 
 CLIENTS = "chaos"
 """The ``appName`` of those whose commands fail."""
@@ -39,7 +39,7 @@ _NOT_REPLICATED = {"code": 64, "errmsg": "waiting for replication timed out"}
 class Nemesis:
     """Breaks a replica set of three, one thing at a time, and makes it whole again."""
 
-    def __init__(self, replica_set: EmbeddedReplicaSet, freeze: float) -> None:
+    def __init__(self, replica_set: FailingReplicaSet, freeze: float) -> None:
         """Does nothing yet.
 
         Args:

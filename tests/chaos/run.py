@@ -20,6 +20,7 @@ from typing import Any
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event
 from pymongo import MongoClient
+from support.replica_set import FailingReplicaSet
 
 from chaos.check import check
 from chaos.client import Orders
@@ -29,7 +30,6 @@ from chaos.readers import THE_END, consume
 from chaos.sampling import Sample, sample
 from chaos.stored import open_transactions, read_stored
 from mongo_session_service import MongoSessionService
-from mongo_session_service.embedded import EmbeddedReplicaSet
 
 DATABASE = "chaos"
 CLOCKS = (0.0, 600.0, -600.0)
@@ -124,7 +124,7 @@ class Process:
 
 def run(
     plan: Plan,
-    replica_set: EmbeddedReplicaSet,
+    replica_set: FailingReplicaSet,
     folder: Path,
     progress: Callable[[str, Sample], None] = lambda *_: None,
 ) -> Outcome:
@@ -143,7 +143,7 @@ class _Run:
     def __init__(
         self,
         plan: Plan,
-        replica_set: EmbeddedReplicaSet,
+        replica_set: FailingReplicaSet,
         folder: Path,
         progress: Callable[[str, Sample], None],
     ) -> None:

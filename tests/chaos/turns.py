@@ -36,6 +36,7 @@ from google.genai import types as genai
 from pymongo import MongoClient
 from support.dying_process import before_commits, die
 from support.fake_clock import machine_ahead
+from support.replica_set import FailingReplicaSet
 
 from mongo_session_service import (
     LeaseLostError,
@@ -43,7 +44,6 @@ from mongo_session_service import (
     StorageUnavailableError,
     Subscription,
 )
-from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.model.limits import DEFAULT
 
 DATABASE = "turns"
@@ -335,7 +335,7 @@ def _python(module: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def campaign(
-    replica_set: EmbeddedReplicaSet,
+    replica_set: FailingReplicaSet,
     folder: Path,
     faults: list[str],
     callers: int = TASKS,

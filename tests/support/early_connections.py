@@ -12,7 +12,7 @@ from google.adk.sessions import Session
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded.mongod import HOST, Mongod, find_mongod, free_ports
-from support.replica_set import initiate
+from support.replica_set import initiate_alone
 from support.subscriptions import SESSION
 
 
@@ -37,8 +37,7 @@ async def early(make_client: Callable[..., Any]) -> AsyncIterator[Early]:
             mongod.wait_until_listening()
             client = make_client(HOST, port, directConnection=True)
             await client.admin.command("ping")
-            with mongod.connect() as admin:
-                initiate(admin, mongod, f"{HOST}:{port}")
+            initiate_alone(mongod, port)
             async with MongoSessionService(f"mongodb://{HOST}:{port}") as other:
                 session = await other.create_session(**SESSION)
             async with MongoSessionService(client=client) as service:
@@ -47,5 +46,4 @@ async def early(make_client: Callable[..., Any]) -> AsyncIterator[Early]:
             if closing is not None:
                 await closing
         finally:
-            mongod.release()
-            mongod.wait()
+            mongod.end()

@@ -11,7 +11,7 @@ from typing import Any, Self
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 
-from mongo_session_service.embedded import EmbeddedReplicaSet
+from support.replica_set import FailingReplicaSet
 
 PATIENCE = 60.0
 
@@ -31,7 +31,7 @@ class Laggard:
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, three: EmbeddedReplicaSet) -> Iterator[Self]:
+    def of(cls, three: FailingReplicaSet) -> Iterator[Self]:
         """The member of three that has a tag."""
         nodes = parse_uri(three.uri)["nodelist"]
         with MongoClient[Any](three.uri) as client:
@@ -90,9 +90,9 @@ class Laggard:
 
 
 @contextlib.contextmanager
-def three_members() -> Iterator[EmbeddedReplicaSet]:
+def three_members() -> Iterator[FailingReplicaSet]:
     """Three members, of which a secondary has a tag."""
-    with EmbeddedReplicaSet(members=3) as replica_set:
+    with FailingReplicaSet(members=3) as replica_set:
         tagged = (replica_set.primary + 1) % 3
         with MongoClient[Any](replica_set.uri) as client:
             config = client.admin.command("replSetGetConfig")["config"]

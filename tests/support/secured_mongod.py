@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from mongo_session_service.embedded.mongod import (
     free_ports,
 )
 from support.leak_detector import PASSWORD
-from support.replica_set import initiate
+from support.replica_set import connect, initiate_alone
 
 ROLE = "mongo_session_service"
 USER = "sessions"
@@ -88,12 +89,12 @@ def secured() -> Iterator[Secured]:
             admin.admin.command("createUser", USER, pwd=PASSWORD, roles=[ROLE])
             yield Secured(port, authority, folder, admin)
     finally:
-        mongod.release()
-        mongod.wait()
+        mongod.end()
+        shutil.rmtree(folder)
 
 
 def _initiate(mongod: Mongod, port: int) -> None:
     """Do what this machine may do while there are no users: begin."""
-    with mongod.connect() as client:
-        initiate(client, mongod, f"{HOST}:{port}")
+    initiate_alone(mongod, port)
+    with connect(port) as client:
         client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])

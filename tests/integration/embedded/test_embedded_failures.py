@@ -23,19 +23,15 @@ from mongo_session_service.embedded.mongod import find_mongod
 SOON = 5.0
 
 OWNER = """
-import json, os, signal, subprocess
+import json, signal, subprocess
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 replica_set = EmbeddedReplicaSet(members=2)
 replica_set.start()
-replica_set.stop_member(1, kill=True)
-forked = os.fork()
-if forked == 0:
-    signal.pause()
 executed = subprocess.Popen(["sleep", "60"])
 facts = {
-    "mongod": replica_set.pids[0],
-    "children": [forked, executed.pid],
+    "mongods": replica_set.pids,
+    "child": executed.pid,
     "data_dir": str(replica_set.data_dir),
 }
 print(json.dumps(facts), flush=True)
@@ -44,18 +40,16 @@ signal.pause()
 
 FORKER = """
 import os
-from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+from pymongo import MongoClient
+from mongo_session_service.embedded import EmbeddedReplicaSet
 
 with EmbeddedReplicaSet() as replica_set:
     if child := os.fork():
         assert os.waitpid(child, 0) == (child, 0)
         assert None not in replica_set.pids
     else:
-        assert replica_set.primary == 0
-        try:
-            replica_set.stop_member(0)
-        except EmbeddedServerError:
-            print("refused", flush=True)
+        with MongoClient(replica_set.uri) as client:
+            client.admin.command("ping")
 print("left", flush=True)
 """
 
@@ -134,7 +128,7 @@ def test_stopping_leaves_nothing_and_may_be_repeated(temporary: Path) -> None:
         with pytest.raises(EmbeddedServerError, match="not started"):
             ask()
     with replica_set:
-        assert replica_set.primary == 0
+        assert replica_set.pids != ()
 
 
 async def test_a_cancelled_start_leaves_nothing(temporary: Path) -> None:
@@ -146,41 +140,27 @@ async def test_a_cancelled_start_leaves_nothing(temporary: Path) -> None:
 
 
 def test_a_killed_owner_leaves_nothing() -> None:
-    """Not even while children of the owner live on, forked and executed ones."""
+    """Not even while programs that the owner started live on."""
     with run_python(OWNER) as owner:
         assert owner.stdout is not None
         facts = json.loads(owner.stdout.readline())
         try:
             assert Path(facts["data_dir"]).is_dir()
-            guard = parent_of(facts["mongod"])
-            ending = [os.pidfd_open(facts["mongod"]), os.pidfd_open(guard)]
+            guards = map(parent_of, facts["mongods"])
+            ending = [*map(os.pidfd_open, (*facts["mongods"], *guards))]
             owner.kill()
             assert all_end(ending)
             assert not Path(facts["data_dir"]).exists()
         finally:
             owner.kill()
-            for pid in facts["children"]:
-                os.kill(pid, signal.SIGKILL)
-
-
-def test_a_killed_guard_takes_its_mongod_along() -> None:
-    """Killing every Python process leaves no mongod either."""
-    with EmbeddedReplicaSet() as replica_set:
-        [pid] = replica_set.pids
-        assert pid is not None
-        ending = [os.pidfd_open(pid)]
-        os.kill(parent_of(pid), signal.SIGKILL)
-        assert all_end(ending)
-        assert replica_set.pids == (None,)
-        replica_set.start_member(0)
-        assert replica_set.primary == 0
+            os.kill(facts["child"], signal.SIGKILL)
 
 
 def test_a_forked_child_may_use_it_but_not_end_it() -> None:
-    """A child that leaves the with block stops nothing, and may not control it."""
+    """A child that leaves the with block stops nothing."""
     with run_python(FORKER) as forker:
         output, _ = forker.communicate(timeout=30)
-    assert output.split() == ["refused", "left", "left"]
+    assert output.split() == ["left", "left"]
     assert forker.returncode == 0
 
 
@@ -189,27 +169,17 @@ def test_the_program_named_must_exist(
 ) -> None:
     """$MONGOD is never silently passed over for another mongod."""
     monkeypatch.setenv("MONGOD", str(temporary / "nowhere"))
-    assert "No such file or directory" in failure_of(EmbeddedReplicaSet())
-    assert left_of(temporary) == []
-
-
-def test_the_program_named_must_be_one(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that is no program is refused with the system's words."""
-    monkeypatch.setenv("MONGOD", program(tmp_path / "mongod", "not a program"))
-    assert "Exec format error" in failure_of(EmbeddedReplicaSet())
+    assert f"{temporary / 'nowhere'}: not found" in failure_of(EmbeddedReplicaSet())
     assert left_of(temporary) == []
 
 
 def test_a_missing_library_is_named(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the loader prints, and the exit code, are in the error."""
+    """What the loader prints is in the error."""
     script = "#!/bin/sh\necho error while loading libcurl.so.4 >&2\nexit 127\n"
     monkeypatch.setenv("MONGOD", program(tmp_path / "mongod", script))
     failure = failure_of(EmbeddedReplicaSet(members=3))
-    assert "exit code 127" in failure
     assert "error while loading libcurl.so.4" in failure
     assert left_of(temporary) == []
 
@@ -221,7 +191,7 @@ def test_a_program_may_be_wrapped(
     script = f'#!/bin/sh\n"{find_mongod()}" "$@"\nexit $?\n'
     monkeypatch.setenv("MONGOD", program(tmp_path / "mongod", script))
     with EmbeddedReplicaSet() as replica_set:
-        assert replica_set.primary == 0
+        assert None not in replica_set.pids
     assert left_of(temporary) == []
 
 
@@ -275,7 +245,6 @@ def test_a_taken_port_is_reported(tmp_path: Path) -> None:
     replica_set = EmbeddedReplicaSet(data_dir=tmp_path)
     with replica_set:
         [address] = parse_uri(replica_set.uri)["nodelist"]
-        replica_set.stop_member(0, kill=True)
     with socket.create_server(address):
         assert "Address already in use" in failure_of(replica_set)
 
@@ -291,5 +260,4 @@ def test_a_directory_mongod_cannot_write_is_reported(tmp_path: Path) -> None:
     """A directory in place of its lock file stops even root; its words are quoted."""
     (tmp_path / "member-0" / "mongod.lock").mkdir(parents=True)
     failure = failure_of(EmbeddedReplicaSet(data_dir=tmp_path))
-    assert "exit code 100" in failure
     assert "lock file" in failure

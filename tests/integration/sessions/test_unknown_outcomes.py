@@ -19,13 +19,13 @@ from pymongo.write_concern import WriteConcern
 from support.failpoints import VICTIM, failing, open_transactions, victim_uri
 from support.long_sessions import event as stored_event
 from support.one_session import IDS, read
+from support.replica_set import FailingReplicaSet
 
 from mongo_session_service import (
     MongoSessionService,
     StorageUnavailableError,
     UnknownOutcomeError,
 )
-from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 
@@ -194,7 +194,7 @@ async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
 
     No fork has what was lost with it.
     """
-    async with EmbeddedReplicaSet(members=3) as replica_set:
+    async with FailingReplicaSet(members=3) as replica_set:
         uri = f"{replica_set.uri}&heartbeatFrequencyMS=500&appName={VICTIM}"
         async with (
             MongoSessionService(uri) as first,

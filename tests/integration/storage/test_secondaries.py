@@ -11,31 +11,31 @@ from google.adk.errors import StaleSessionError
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 from support.lagging_secondary import PATIENCE, Laggard, caught_up, three_members
+from support.replica_set import FailingReplicaSet
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
-from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.model.limits import Limits
 
 pytestmark = pytest.mark.xdist_group("secondaries")
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[EmbeddedReplicaSet]:
+def three() -> Iterator[FailingReplicaSet]:
     """Three members, of which a secondary has a tag."""
     with three_members() as replica_set:
         yield replica_set
 
 
 @pytest.fixture
-def laggard(three: EmbeddedReplicaSet) -> Iterator[Laggard]:
+def laggard(three: FailingReplicaSet) -> Iterator[Laggard]:
     """The tagged member."""
     with Laggard.of(three) as laggard:
         yield laggard
 
 
 @pytest.fixture
-def database(three: EmbeddedReplicaSet) -> Iterator[str]:
+def database(three: FailingReplicaSet) -> Iterator[str]:
     """A name of a database that is dropped after the test."""
     with MongoClient[Any](three.uri) as client:
         yield "lagging"
@@ -51,7 +51,7 @@ async def far(laggard: Laggard, database: str) -> AsyncIterator[MongoSessionServ
 
 @pytest.fixture
 async def other(
-    three: EmbeddedReplicaSet, database: str
+    three: FailingReplicaSet, database: str
 ) -> AsyncIterator[MongoSessionService]:
     """Another process's service, as far as the first one knows."""
     async with MongoSessionService(three.uri, database=database) as service:
