@@ -1,4 +1,4 @@
-"""Contract and unit tests on each Python, with the lowest and the newest packages.
+"""The tests on each Python, with the lowest and the newest packages, whatever is locked.
 
 ``scripts/compatibility --help`` tells how to run them.
 """
@@ -14,8 +14,8 @@ import nox
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("google-adk", "pymongo", "motor", "mongomock-motor")
-TESTS = (
-    *("tests/contract", "tests/unit"),
+LOWEST_TESTS = (
+    *("tests/contract", "tests/unit", "tests/integration"),
     # They need newer packages than this one.
     "--ignore=tests/unit/suite",
     "--deselect=tests/unit/package/test_packaging.py::test_files_for_other_tools_follow_their_schemas",
@@ -48,5 +48,5 @@ def compatibility(session: nox.Session, packages: str) -> None:
     code = f"import sys; from importlib.metadata import version; {versions}"
     session.run("python", "-c", code, *PACKAGES)
     at_once = () if os.environ.get("MONGODB_URI") else ("-n2",)
-    tests = session.posargs or TESTS
+    tests = session.posargs or (LOWEST_TESTS if packages == "lowest" else ())
     session.run("python", "-m", "pytest", "-q", *at_once, *tests)

@@ -13,11 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
-import google.adk
 from google.adk.sessions import BaseSessionService, InMemorySessionService
 from mongomock_motor import AsyncMongoMockClient
 from motor.motor_asyncio import AsyncIOMotorClient
-from packaging.version import Version
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
@@ -154,16 +152,6 @@ _OF_ADK = {
         "ADK empties what no event has set: google/adk-python#4839"
     )
 }
-if Version(google.adk.__version__) < Version("2.11"):
-    _OF_ADK["test_padded_id_names_the_same_session"] = "ADK 2.10 does not strip it"
-if Version(google.adk.__version__) < Version("2.10"):
-    _OF_ADK |= dict.fromkeys(
-        (
-            "test_changing_a_fetched_session_changes_nothing_stored",
-            "test_list_shows_merged_state_and_no_events",
-        ),
-        "ADK 2.9 shows its own objects",
-    )
 
 BACKENDS = (
     Backend("adk-in-memory", _in_memory, _OF_ADK),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from google.adk.integrations.mongodb import MongoDbSessionService
 from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.sessions.session import Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
@@ -135,10 +136,6 @@ async def sqlite(place: Place) -> Store:
 
 
 async def adk_mongodb(place: Place) -> Store:
-    from google.adk.integrations.mongodb import (  # noqa: PLC0415  not in ADK 2.9
-        MongoDbSessionService,
-    )
-
     service = MongoDbSessionService(
         connection_string=place.mongodb_uri, database_name=place.database
     )
