@@ -1,4 +1,4 @@
-"""The tests on each Python, with the lowest and the newest packages, whatever is locked.
+"""The tests on each Python, with the lowest and with the newest packages.
 
 ``scripts/compatibility --help`` tells how to run them.
 """

@@ -21,7 +21,7 @@ SCRIPTS = [
     *(
         path
         for path in sorted((ROOT / "scripts").iterdir())
-        if path.is_file() and path.name != "noxfile.py"
+        if path.is_file() and path.name not in {"noxfile.py", "constraints.txt"}
     ),
 ]
 
