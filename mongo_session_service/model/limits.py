@@ -14,7 +14,7 @@ class Limits:
     """Sizes and counts that one service may hold at once, and how long it waits."""
 
     queued_writes: int = 4096
-    """Writes that are encoded and wait; as many again may wait for a lock."""
+    """Writes that are encoded and wait."""
     queued_bytes: int = 64_000_000
     """Bytes of these writes."""
     write_seconds: float = 60.0

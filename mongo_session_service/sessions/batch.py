@@ -225,12 +225,13 @@ class BatchStore:
 
     async def judge_refused(
         self, planned: PlannedWrite, *, limit: float, may_retry: bool
-    ) -> int | Marker:
-        """Find out why a write was refused; return the revision it is stored at.
+    ) -> tuple[Marker, int | None]:
+        """Find out why a write was refused.
 
-        If it is not stored, and ``may_retry``, since only the expiry is another
-        than expected, it returns the marker to expect. Otherwise it raises the error
-        that the writer's caller gets.
+        Returns the session's marker, and the revision that the write is stored at:
+        None if it is not stored, but would be with this marker, since only the time to
+        live is another than expected, and it ``may_retry``. Otherwise it raises the
+        error that the writer's caller gets.
         """
         write, expected = planned.write, planned.expected
         if isinstance(write, NewSession):
@@ -254,7 +255,7 @@ class BatchStore:
             # It may have changed to what was expected since, so that all looks well.
             seen = marker._replace(ttl=expected.ttl, expires=expected.expires)
             if may_retry and expected == seen:
-                return marker
+                return marker, None
             database = self._connection.database.name
             telemetry.count(telemetry.STALE_APPENDS, database)
             raise stale_session_error(
@@ -263,8 +264,7 @@ class BatchStore:
         if not documents.is_same_event(write, stored["event"], self._connection.hooks):
             which = f"Another event with id {quoted(write.event['id'])}"
             raise AlreadyExistsError(f"{which} already exists.")
-        revision: int = stored["_id"]["revision"]
-        return revision
+        return marker, stored["_id"]["revision"]
 
 
 class Update(NamedTuple):

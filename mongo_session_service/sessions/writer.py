@@ -5,25 +5,26 @@ many events it stores. So while one is being committed, further writes wait, and
 share the next. A lone write is committed at once: there is no timer.
 
 All that waits is in one queue, in order. A batch takes from it what can go together. It
-leaves out what changes a document of another batch in flight, or a document that
-another program's transaction may have locked. Locked documents are tried again one by
-one, with growing pauses, while all else goes on.
+leaves out what changes a document of another batch in flight. A write that meets a
+document that another program's transaction has locked is tried again alone, with
+growing pauses, while batches leave that document out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import random
 from collections import deque
 from collections.abc import Iterable
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
 
+from mongo_session_service import telemetry
 from mongo_session_service.codec.document_size import outgrown_error
 from mongo_session_service.errors import (
     DocumentTooLargeError,
@@ -39,9 +40,8 @@ from mongo_session_service.sessions.batch import (
 )
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
 from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.tasks import SwallowedCancellation
+from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
 from mongo_session_service.storage.transactions import LockedError
-from mongo_session_service.telemetry import RETRIES, count, note_batch
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
@@ -58,20 +58,19 @@ MIN_HALF: Final = 32
 ATTEMPTS: Final = 2
 """How often a batch is tried before a document of it counts as locked."""
 
-MAX_RETRIED: Final = 4
-"""Locked documents that are tried at the same time."""
+MAX_ALONE: Final = 4
+"""Writes that have met a lock, and are tried alone at the same time."""
 
-MAX_TRANSACTIONS: Final = MAX_BATCHES + MAX_RETRIED
+MAX_TRANSACTIONS: Final = MAX_BATCHES + MAX_ALONE
 """Transactions at the same time."""
-
-MAX_RETRIES: Final = 8
-"""Transactions per second that try locked documents, about; others wait for them."""
 
 MAX_ENCODED: Final = 128
 """Writes that are admitted, to be encoded, in one iteration of the event loop."""
 
-_FIRST_LOCK_PAUSE: Final = 0.01  # seconds
-_LONGEST_LOCK_PAUSE: Final = 1.0  # seconds, while few documents are locked
+_NOT_SPLIT: Final = LockedError, StorageUnavailableError
+
+_FIRST_PAUSE: Final = 0.01  # seconds
+_LONGEST_PAUSE: Final = 1.0  # seconds
 
 _LOCKED: Final = (
     "Another writer's transaction has locked a document of this session, or of the"
@@ -84,15 +83,6 @@ TOO_LATE: Final = (
 
 DocumentId = tuple[str, ...]
 """A document that writes change: a session's key, or its app, or its app and user."""
-
-
-class _Lock(NamedTuple):
-    """Lock that another program's transaction may have on a document."""
-
-    pause: float
-    """Seconds between its last two attempts; 0 if it is only suspected."""
-    due: float
-    """When to try it again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +106,7 @@ class _QueuedWrite(PlannedWrite):
     outcome: Marker | BaseException | None = None
     is_done: bool = False
     is_cancelled: bool = False
-    lent_room: bool = False
+    is_alone: bool = False
     retries: int = 10
     """How often its session may have another time to live than expected."""
     together: int = 1
@@ -138,15 +128,11 @@ class _QueuedWrite(PlannedWrite):
 
 
 class _WriteBuffer:
-    """Room for writes that are encoded and wait: so many, and so many bytes of them.
-
-    A write that waits for a lock, perhaps for long, lends its room to another. As many
-    may do so as there is room.
-    """
+    """Room for writes that are encoded and wait: so many, and so many bytes of them."""
 
     def __init__(self, limits: Limits) -> None:
         self._writes, self._bytes = limits.queued_writes, limits.queued_bytes
-        self._count = self._size = self._lent = self._lent_size = 0
+        self._count = self._size = 0
         self._admitted = 0
         """Writes in this iteration of the event loop."""
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -171,29 +157,18 @@ class _WriteBuffer:
         self._count += 1
         self._size += size
 
-    def lend(self, queued: _QueuedWrite) -> None:
-        """Lend the room of a write that waits for a lock to another."""
-        if self._lent < self._writes and self._lent_size < self._bytes:
-            queued.lent_room = True
-            self._lent += 1
-            self._lent_size += queued.write.size
-            self._admit_waiters()
-
     def release(self, queued: _QueuedWrite) -> None:
         """Give back the room of a write that has ended."""
         self._count -= 1
         self._size -= queued.write.size
-        if queued.lent_room:
-            self._lent -= 1
-            self._lent_size -= queued.write.size
         if self._waiters and not self._admitted:
             self._admit_waiters()
 
     def _is_full(self) -> bool:
         return (
             self._admitted >= MAX_ENCODED
-            or self._count - self._lent >= self._writes
-            or self._size - self._lent_size >= self._bytes
+            or self._count >= self._writes
+            or self._size >= self._bytes
         )
 
     def _end_iteration(self) -> None:
@@ -202,7 +177,7 @@ class _WriteBuffer:
 
     def _admit_waiters(self) -> None:
         room = 0 if self._is_full() else MAX_ENCODED - self._admitted
-        room = min(room, self._writes + self._lent - self._count)
+        room = min(room, self._writes - self._count)
         while self._waiters and room > 0:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -223,10 +198,11 @@ class Writer:
         self._pending: dict[int, _PendingSessionWrites] = {}
         self._busy: set[DocumentId] = set()
         """Documents of the batches in flight."""
-        self._locks: dict[DocumentId, _Lock] = {}
+        self._locked: set[DocumentId] = set()
+        """Documents of the writes that are tried alone."""
+        self._alone = asyncio.Semaphore(MAX_ALONE)
         self._flying: list[int] = []
         """How many writes each batch in flight has."""
-        self._retrying = 0
         self._has_lone = self._is_blocked = False
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -276,7 +252,7 @@ class Writer:
             self.buffer.release(queued)
         if isinstance(queued.outcome, BaseException):
             raise asyncio.CancelledError if queued.is_cancelled else queued.outcome
-        note_batch(queued.together)
+        telemetry.note_batch(queued.together)
         return queued.outcome
 
     async def create(self, new: NewSession) -> None:
@@ -317,8 +293,7 @@ class Writer:
         """Start a batch in the next iteration of the loop, when all have queued."""
         if self._starting is not None or not self._queue:
             return
-        is_full = len(self._flying) == self._most_batches or self._is_blocked
-        if is_full and not self._locks:
+        if len(self._flying) == self._most_batches or self._is_blocked:
             return
         # Not in the caller's context, whose deadlines are not everyone's, nor by
         # create_task(), by which it would begin at once where tasks are eager.
@@ -335,24 +310,20 @@ class Writer:
     async def _write_next(self) -> None:
         """Write one batch, while others leave its documents alone."""
         self._starting = None
-        retried, batch = self._due_batch()
-        batch = batch or self._next_batch()
+        batch = self._next_batch()
         if not batch:
             return
         documents = {each for queued in batch for each in queued.documents}
         self._busy |= documents
-        size, is_fresh = len(batch), retried is None
-        is_lone = is_fresh and size == 1 and not self._has_lone
-        is_lone = is_lone and is_one_document(batch[0].write)
-        if not is_fresh:
-            self._retrying += 1
-        elif is_lone:
+        size = len(batch)
+        is_lone = size == 1 and not self._has_lone and is_one_document(batch[0].write)
+        if is_lone:
             self._has_lone = True
         else:
             self._flying.append(size)
         self._start_soon()  # there may be enough for another
         try:
-            again = await self._write_bisecting(batch, retried, is_lone=is_lone)
+            again = await self._write_bisecting(batch, is_lone=is_lone)
             self._queue.extendleft(reversed(again))
         except BaseException:
             for queued in batch:  # the loop is being shut down
@@ -361,9 +332,7 @@ class Writer:
             raise
         finally:
             self._busy -= documents
-            if not is_fresh:
-                self._retrying -= 1
-            elif is_lone:
+            if is_lone:
                 self._has_lone = False
             else:
                 self._flying.remove(size)
@@ -386,26 +355,11 @@ class Writer:
         self._is_blocked = not batch and bool(flying)
         return batch
 
-    def _due_batch(self) -> tuple[DocumentId | None, list[_QueuedWrite]]:
-        """Take what waits for one locked document, if it is time to try it."""
-        if self._locks and self._retrying < MAX_RETRIED:
-            now = monotonic()
-            for document, lock in [*self._locks.items()]:
-                if lock.due <= now and document not in self._busy:
-                    if batch := self._take_compatible_writes(self._most, document):
-                        return document, batch
-                    if not any(document in each.documents for each in self._queue):
-                        del self._locks[document]
-        return None, []
-
-    def _take_compatible_writes(
-        self, most: int, locked: DocumentId | None = None
-    ) -> list[_QueuedWrite]:
+    def _take_compatible_writes(self, most: int) -> list[_QueuedWrite]:
         """Take the writes off the queue that can go together, in order.
 
         None of them changes a document that is busy or locked, nor one that the first
-        write left behind waits for, so that none waits for ever. If it is a
-        ``locked`` document's turn, all of them change that one. Writes to one session
+        write left behind waits for, so that none waits for ever. Writes to one session
         go together only through one ``Session`` object: another object's expectation
         cannot be judged before these are stored.
         """
@@ -413,14 +367,10 @@ class Writer:
         left: list[_QueuedWrite] = []
         by_session: dict[DocumentId, _PendingSessionWrites | None] = {}
         queue, busy, size, has_reserved = self._queue, self._busy, 0, False
-        closed = set(self._locks)
         while queue and len(batch) < most:
             queued = queue.popleft()
             write, documents = queued.write, queued.documents
-            is_open = locked is None or locked in documents
-            if is_open and locked is not None and not batch:
-                closed.difference_update(documents)  # it may change several of these
-            is_open = is_open and closed.isdisjoint(documents)
+            is_open = self._locked.isdisjoint(documents)
             is_next = by_session.setdefault(write.key, queued.pending) is queued.pending
             fits = not batch or size + write.size <= MAX_BYTES
             if is_next and is_open and fits and busy.isdisjoint(documents):
@@ -429,15 +379,13 @@ class Writer:
                 continue
             left.append(queued)
             by_session[write.key] = None  # so no later write overtakes it
-            if not is_open and locked is None and not queued.lent_room:
-                self.buffer.lend(queued)
-            elif is_next and is_open and not has_reserved:
+            if is_next and is_open and not has_reserved:
                 busy, has_reserved = busy.union(documents), True
         queue.extendleft(reversed(left))
         return batch
 
     async def _write_bisecting(
-        self, batch: list[_QueuedWrite], retried: DocumentId | None, *, is_lone: bool
+        self, batch: list[_QueuedWrite], *, is_lone: bool
     ) -> list[_QueuedWrite]:
         """Write a batch; if it fails, split it in two until the failing write is found.
 
@@ -446,60 +394,50 @@ class Writer:
         again: list[_QueuedWrite] = []
         parts = [batch]
         while parts:
-            # A session's later writes follow its earlier ones.
-            behind = {each.write.key for each in again}
             part = parts.pop()
-            again += [each for each in part if each.write.key in behind]
-            part = self._end_late([it for it in part if it.write.key not in behind])
-            if not part:
-                continue
-            if retried is not None:
-                count(RETRIES, self._connection.database.name)
-                for queued in part:  # which have waited
-                    queued.now = self._connection.clock.now()
-            _plan(part)
-            limit = min(each.deadline for each in part) - monotonic()
-            attempts = ATTEMPTS if retried is None else 1
-            try:
-                async with self._connection.translating_errors():
-                    await self._store.commit_batch(
-                        part, limit=limit, attempts=attempts, is_lone=is_lone
-                    )
-            except Exception as error:  # noqa: BLE001  raised by the calls it concerns
-                middle = len(part) // 2
-                if middle and not isinstance(
-                    error, LockedError | StorageUnavailableError
-                ):
-                    parts += [part[middle:], part[:middle]]
-                else:
-                    again += await self._settle_failed(part, error, retried)
+            # A session's later writes follow its earlier ones.
+            closed = self._locked.union(each.write.key for each in again)
+            again += [it for it in part if not closed.isdisjoint(it.documents)]
+            part = self._end_late(it for it in part if closed.isdisjoint(it.documents))
+            error = await self._commit(part, ATTEMPTS, is_lone=is_lone)
+            middle = len(part) // 2
+            if error and middle and not isinstance(error, _NOT_SPLIT):
+                parts += [part[middle:], part[:middle]]
             else:
-                self._settle_stored(part, retried)
-        if retried and not any(retried in each.documents for each in again):
-            self._locks.pop(retried, None)
+                again += await self._settle(part, error)
         return again
 
-    def _settle_stored(
-        self, part: list[_QueuedWrite], retried: DocumentId | None
-    ) -> None:
-        self._note_unlocked(part, retried)
-        for queued in part:
-            queued.together = len(part)
-            queued.pending.marker = marker = queued.expected.after_append()
-            queued.answer_caller(marker)
+    async def _commit(
+        self, part: list[_QueuedWrite], attempts: int, *, is_lone: bool = False
+    ) -> Exception | None:
+        """Write one transaction; return why it failed, which its callers raise."""
+        if not part:
+            return None
+        _plan(part)
+        limit = min(each.deadline for each in part) - monotonic()
+        try:
+            async with self._connection.translating_errors():
+                await self._store.commit_batch(
+                    part, limit=limit, attempts=attempts, is_lone=is_lone
+                )
+        except Exception as error:  # noqa: BLE001  as above
+            return error
+        return None
 
-    async def _settle_failed(
-        self,
-        part: list[_QueuedWrite],
-        error: Exception,
-        retried: DocumentId | None,
+    async def _settle(
+        self, part: list[_QueuedWrite], error: Exception | None
     ) -> list[_QueuedWrite]:
-        """End the writes that failed; return those that are to be tried again."""
-        if isinstance(error, LockedError):
-            self._hold_locked(part, self._id_length(error.collection), retried)
-            return part
+        """End writes; return those that are to be tried again."""
+        if error is None:
+            for queued in part:
+                queued.together = len(part)
+                queued.pending.marker = marker = queued.expected.after_append()
+                queued.answer_caller(marker)
+            return []
         if isinstance(error, StorageUnavailableError):
             return self._give_up(part, error)
+        if isinstance(error, LockedError):
+            return self._hold_locked(part, error.collection)
         (queued,) = part
         if isinstance(error, BatchRefusedError):
             return await self._settle_refused(queued)
@@ -512,7 +450,7 @@ class Writer:
         limit, may_retry = queued.deadline - monotonic(), queued.retries > 0
         try:
             async with self._connection.translating_errors():
-                found = await self._store.judge_refused(
+                marker, revision = await self._store.judge_refused(
                     queued, limit=limit, may_retry=may_retry
                 )
         except StorageUnavailableError as failure:
@@ -522,14 +460,14 @@ class Writer:
             reason.__suppress_context__ = True
             queued.answer_caller(reason)
             return []
-        if isinstance(found, Marker):
-            queued.known = queued.pending.marker = found
+        if revision is None:
+            queued.known = queued.pending.marker = marker
             queued.retries -= 1
             return [queued]
-        if found == queued.expected.revision + 1:
-            self._settle_stored([queued], None)
-        else:  # the session knows the event from before, or is stale in any case
-            queued.answer_caller(None)
+        if revision == queued.expected.revision + 1:
+            return await self._settle([queued], None)
+        # The session knows the event from before, or is stale in any case.
+        queued.answer_caller(None)
         return []
 
     # --- Time limits ---
@@ -566,15 +504,15 @@ class Writer:
             elif queued.deadline > now:
                 kept.append(queued)
             else:
-                is_locked = not self._locks.keys().isdisjoint(queued.documents)
-                text = _LOCKED if is_locked or queued.lent_room else TOO_LATE
+                is_locked = not self._locked.isdisjoint(queued.documents)
+                text = _LOCKED if is_locked else TOO_LATE
                 queued.answer_caller(
                     StorageUnavailableError(text.format(self.write_timeout))
                 )
         return kept
 
     def _set_alarm(self, moment: float) -> None:
-        """Set when late writes end, and locks are tried: then, or earlier."""
+        """Set when late writes end: then, or earlier."""
         if self._alarm is not None:
             if self._alarm_at <= moment:
                 return
@@ -588,59 +526,62 @@ class Writer:
         self._queue = deque(self._end_late(self._queue))
         now = monotonic()
         moments = [each.deadline for each in self._queue]
-        moments += [each.due for each in self._locks.values() if each.due > now]
         if moments or self._tasks:
             self._set_alarm(min(moments, default=now + self.write_timeout))
         self._start_soon()
 
     # --- Locked documents ---
 
-    def _id_length(self, collection: str) -> int:
-        """Return how many names identify a collection's locked documents."""
-        apps, users = self._connection.app_states, self._connection.user_states
-        return {apps.name: 1, users.name: 2}.get(collection, 3)
-
     def _hold_locked(
-        self, writes: list[_QueuedWrite], length: int, retried: DocumentId | None
-    ) -> None:
-        """Keep documents that may be locked out of batches; each is tried by itself.
+        self, part: list[_QueuedWrite], collection: str
+    ) -> list[_QueuedWrite]:
+        """Have what may have met a lock tried alone; return what is to be tried again.
 
-        Nothing of the writes was stored. The id of the locked document has ``length``
-        parts; one was ``retried`` by itself, perhaps.
+        Batches leave its document out meanwhile.
         """
-        documents = dict.fromkeys(
-            each
-            for queued in writes
-            for each in queued.documents
-            if len(each) == length
-        )
-        if retried is not None and retried not in documents:
-            del self._locks[retried]
-        now = monotonic()
-        is_known = len(documents) == 1
-        for document in documents:
-            pause = 0.0
-            if is_known:
-                before = self._locks.pop(document, _Lock(0.0, now)).pause
-                pause = max(_FIRST_LOCK_PAUSE, len(self._locks) / MAX_RETRIES)
-                pause = max(min(1.5 * before, _LONGEST_LOCK_PAUSE), pause)
-            due = now + pause * random.uniform(0.5, 1)  # noqa: S311  no secret
-            self._locks[document] = _Lock(pause, due)
-            self._set_alarm(due)
+        if part[0].is_alone:
+            return self._end_late(part)
+        apps, users = self._connection.app_states, self._connection.user_states
+        length = {apps.name: 1, users.name: 2}.get(collection, 3)
+        again = []
+        for queued in part:
+            key: DocumentId = queued.write.key
+            held = {key, key[:length]}
+            if not held.issubset(queued.documents) or held & self._locked:
+                again.append(queued)
+                continue
+            queued.is_alone = True
+            self._locked |= held
+            task = asyncio.Task(self._write_alone(queued), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._release_locked, queued, held))
+        return again
 
-    def _note_unlocked(
-        self, writes: list[_QueuedWrite], retried: DocumentId | None
+    async def _write_alone(self, queued: _QueuedWrite) -> None:
+        attempts, left = 0, [queued]
+        while left:
+            pause = backoff(attempts, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+            pause = max(min(pause, queued.deadline - monotonic()), 0.0)
+            # Its caller's cancellation ends the pause.
+            await asyncio.wait([queued.answer], timeout=pause)
+            left = self._end_late(left)
+            if left and not self._alone.locked():
+                async with self._alone:
+                    attempts += 1
+                    telemetry.count(telemetry.RETRIES, self._connection.database.name)
+                    queued.now = self._connection.clock.now()
+                    error = await self._commit(left, attempts=1)
+                    left = await self._settle(left, error)
+
+    def _release_locked(
+        self, queued: _QueuedWrite, held: set[DocumentId], task: asyncio.Task[None]
     ) -> None:
-        """Note that nobody has locked what was stored; the next may be free as well."""
-        if not self._locks:
-            return
-        was_locked = retried in self._locks and self._locks[retried].pause > 0
-        for queued in writes:
-            for document in queued.documents:
-                self._locks.pop(document, None)
-        if was_locked and self._locks:
-            document, lock = min(self._locks.items(), key=lambda each: each[1].due)
-            self._locks[document] = lock._replace(due=monotonic())
+        self._tasks.discard(task)
+        self._locked -= held
+        if not queued.is_done:  # the loop is being shut down
+            queued.answer_caller(asyncio.CancelledError())
+        self._is_blocked = False
+        self._start_soon()
 
 
 def _plan(writes: Iterable[_QueuedWrite]) -> None:
