@@ -1,4 +1,4 @@
-"""Change decoder: change stream documents to typed changes.
+"""Change decoder: change stream documents to records, and these to typed changes.
 
 A change stream reports single documents. Of an append only the event's insert matters,
 since it holds the delta as well; of a session its insert, its delete, the announcement
@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
 
 import bson
 from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
+from pydantic import ValidationError
 
-from mongo_session_service.changes.change import ChangeKind
-from mongo_session_service.changes.record import ChangeRecord, updated_record
-from mongo_session_service.codec import bson_values, documents
-from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.errors import HistoryLostError
+from mongo_session_service.changes.change import Change, ChangeKind
+from mongo_session_service.codec import bson_values, documents, partials
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
+from mongo_session_service.codec.waiting_fields import (
+    WAITING,
+    WAITING_FIELDS,
+    decode_waiting,
+)
+from mongo_session_service.errors import HistoryLostError, StorageError, quoted
+from mongo_session_service.model import scopes
+from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import (
     ANNOUNCES_DETAILS,
     ANNOUNCES_REMOVAL,
@@ -30,6 +38,7 @@ from mongo_session_service.model.records import (
     Document,
     SessionKey,
 )
+from mongo_session_service.storage.snapshots import NO_TIME
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +51,10 @@ _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
 _OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
 _TRANSACTION: Final = ("lsid", "txnNumber")
 
+RESEALED: Final = "resealed"
+"""The field of an app's or a user's state that counts how often it was re-sealed, by
+which a re-seal is told from a write: no value has changed."""
+
 
 class WatchedCollections(NamedTuple):
     """The names of the collections that are watched."""
@@ -53,23 +66,150 @@ class WatchedCollections(NamedTuple):
 
     @classmethod
     def of_connection(cls, connection: Any) -> WatchedCollections:
-        """The names of a connection's collections."""
         return cls(*(getattr(connection, kind).name for kind in cls._fields))
 
 
-@dataclass(frozen=True, slots=True)
-class TombstoneRemoved:
-    """Marker: this transaction's next delete removes a tombstone, not a session."""
+@dataclass(frozen=True)
+class ChangeRecord:
+    """A change as it is stored, from which its :class:`Change` is decoded."""
 
-    key: SessionKey
+    kind: ChangeKind | Literal["tombstone"]
+    """A ``tombstone`` is no change: the next delete of its transaction removes a
+    tombstone and not a session."""
+    owner: tuple[str, ...]
+    """The app, the user or the session that it concerns."""
+    content: Document
+    """Of an event and of a session the ``document``; of an update the ``details`` and
+    the calls that are ``waiting``; of shared state the ``delta``, keys prefixed by
+    scope, empty if no value has changed; of a snapshot the ``document`` of the session,
+    or the one before its log, and the ``shared`` ones of its app and user."""
+    time: float = 0.0
+    """When it was committed, as far as the content has no time."""
+    hooks: Hooks = field(default=NO_HOOKS, repr=False, compare=False)
+    cluster_time: Timestamp = NO_TIME
+    """When it was committed, on the deployment's clock; only of a change stream."""
+    transaction: tuple[Any, Any] | None = None
+    """The transaction that it was committed in, if any; only of a change stream."""
 
+    @property
+    def key(self) -> SessionKey:
+        """Key of the session that changed; only in a change of a session."""
+        return SessionKey(*self.owner)
 
-RESEALED: Final = "resealed"
-"""The field of an app's or a user's state that counts how often it was re-sealed, by
-which a re-seal is told from a write: no value has changed."""
+    @property
+    def expire_time(self) -> object:
+        """Time at which a created or updated session expires; None for never."""
+        stored = self.content.get("details") or self.content.get("document", {})
+        return stored.get("expire_time")
 
-ChangeEvent = ChangeRecord | TombstoneRemoved
-"""Everything that a document of the change stream can mean."""
+    @cached_property
+    def size(self) -> int:
+        """Bytes of its content, as MongoDB stores it."""
+        content = self.content
+        if self.kind == "state":
+            content = {"delta": bson_values.encode_fields(content["delta"])}
+        return len(bson.encode(content))
+
+    @property
+    def stored_delta(self) -> Document:
+        """Delta of an appended event as it is stored, its keys prefixed by scope.
+
+        Empty if another tool wrote it; reading the event raises then.
+        """
+        event = self.content["document"]["event"]
+        actions = event.get("actions")
+        delta = actions.get("state_delta") if isinstance(actions, dict) else None
+        try:
+            delta = bson_values.decode_value(delta)
+        except bson_values.UnreadableError:
+            return {}
+        return delta if isinstance(delta, dict) else {}
+
+    @cached_property
+    def readable_change(self) -> Change | None:
+        """The change, decoded once, without its content if that is unreadable.
+
+        One change must not end a stream, and the subscribers of a session count its
+        revisions. Shared state that cannot be read is left out: None.
+        """
+        try:
+            return self.change()
+        except StorageError as error:
+            message = "Subscribers do not receive the content of a change. %s"
+            logger.warning(message, error)
+        if self.kind not in {"appended", "created"}:
+            return None
+        document, time = self.content["document"], 0.0
+        revision = document.get("revision", document["_id"].get("revision"))
+        stored = document.get("create_time", document.get("event", {}).get("timestamp"))
+        if isinstance(stored, int | float):
+            time = float(stored)
+        return self._build_change({"revision": revision, "time": time})
+
+    def change(self) -> Change:
+        """Decode it; a StorageError if this release of ADK, or the hook, cannot."""
+        fields = {"time": self.time, **self._decode(self.content)}
+        try:
+            return self._build_change(fields)
+        except ValidationError:  # it may quote what is stored
+            has_session = len(self.owner) == len(SessionKey._fields)
+            of = f"session {quoted(self.owner[-1])}" if has_session else "the state"
+            what = f"The change {self.kind!r} of {of}"
+            raise bson_values.UnreadableError(what) from None
+
+    def _build_change(self, fields: Document) -> Change:
+        owner: Document = dict(zip(SessionKey._fields, self.owner, strict=False))
+        return Change(**{"kind": self.kind, **owner, **fields})
+
+    def _decode(self, content: Document) -> Document:
+        hooks, document = self.hooks, content.get("document", {})
+        fields: Document = {}
+        if "event" in document:
+            event = documents.decode_event(document, hooks)
+            fields = {"event": event, "time": event.timestamp}
+        if WAITING in document:
+            fields["waiting"] = decode_waiting(document, hooks).named
+        match self.kind:
+            case "appended":
+                fields["revision"] = document["_id"]["revision"]
+                fields["state_delta"] = event.actions.state_delta
+            case "redacted":
+                return {"event": event}
+            case "created":
+                fields["revision"] = document["revision"]
+                fields["time"] = document["create_time"]
+                fields["state_delta"] = documents.decode_session_state(
+                    document, self.key, hooks
+                )
+            case "snapshot":
+                return self._decode_snapshot(document, content["shared"])
+            case "updated":
+                details = Details.from_document(content["details"])
+                waiting = {"_id": self.key.id, **content["waiting"]}
+                fields["title"] = details.title or None
+                fields["labels"] = dict(details.labels)
+                fields["expire_time"] = details.expire_time
+                fields["waiting"] = decode_waiting(waiting, hooks).named
+            case "state":
+                owner = Owner(*self.owner)
+                fields["state_delta"] = hooks.loaded_state(content["delta"], owner)
+            case "partial" | "turn":
+                epoch, number = document["_id"]["epoch"], document["_id"]["n"]
+                fields["turn"] = partials.decode_turn(self.key, epoch, document)
+                fields["turn_position"] = number
+        return fields
+
+    def _decode_snapshot(self, document: Document, shared: list[Document]) -> Document:
+        if documents.is_logged(document):  # the one before a trimmed log
+            owner, stored = Owner.of_session(self.key), document[documents.INITIAL]
+            own = documents.decode_state(stored, owner, self.hooks)
+            revision, time = documents.log_begins(document), document["create_time"]
+        else:
+            own = documents.decode_session_state(document, self.key, self.hooks)
+            revision, time = document["revision"], document["update_time"]
+        state = documents.decode_shared_state(self.key, shared, self.hooks)
+        merged = scopes.merge(replace(state, session=own))
+        return {"revision": revision, "state": merged, "time": time}
 
 
 def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
@@ -111,11 +251,6 @@ def without_content(pipeline: list[Document]) -> list[Document]:
     return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
 
 
-def transaction_of(change: Document) -> tuple[Any, Any] | None:
-    """Identify the transaction that a change belongs to, if any."""
-    return (change["lsid"]["id"], change["txnNumber"]) if "lsid" in change else None
-
-
 def cluster_time(change: Document) -> Timestamp:
     """Return a change's time of commit, on the deployment's own clock."""
     time: Timestamp = change["clusterTime"]
@@ -137,7 +272,7 @@ def mark_of(change: Document) -> str:
 
 def decode_change(
     change: Document, names: WatchedCollections, hooks: Hooks
-) -> ChangeEvent | None:
+) -> ChangeRecord | None:
     """Decode a change; None if subscribers need not know, an error after a drop.
 
     A document of another tool that does not have this package's form is skipped with a
@@ -148,15 +283,7 @@ def decode_change(
         return None
     collection = change["ns"]["coll"]
     try:
-        id_ = change["documentKey"]["_id"]
-        if collection == names.events:
-            found = decode_appended(id_, change.get("fullDocument"), hooks)
-            if found and change["operationType"] == _OF_REDACTIONS:
-                return replace(found, kind="redacted", time=committed_at(change))
-            return found
-        if collection == names.sessions:
-            return _decode_session_change(id_, change, hooks)
-        return _decode_state_change(id_, change, hooks)
+        record = _decode_document(change, names, hooks)
     except Exception as error:  # noqa: BLE001  whose text may quote what is stored
         logger.warning(
             "A change of the collection %r was skipped: it does not have this"
@@ -165,6 +292,28 @@ def decode_change(
             type(error).__name__,
         )
         return None
+    return _committed(record, change)
+
+
+def decode_partial(change: Document, hooks: Hooks) -> ChangeRecord | None:
+    """Decode a change of the partials collection, if this package wrote it."""
+    record = decode_turn_progress(change.get("fullDocument") or {}, hooks)
+    return _committed(record, change)
+
+
+def _committed(record: ChangeRecord | None, change: Document) -> ChangeRecord | None:
+    """Add to a record when and in which transaction it was committed."""
+    if record is None:
+        return None
+    is_in_transaction = "lsid" in change
+    return replace(
+        record,
+        time=record.time or committed_at(change),
+        cluster_time=cluster_time(change),
+        transaction=(
+            (change["lsid"]["id"], change["txnNumber"]) if is_in_transaction else None
+        ),
+    )
 
 
 def decode_turn_progress(document: Document, hooks: Hooks) -> ChangeRecord | None:
@@ -176,6 +325,18 @@ def decode_turn_progress(document: Document, hooks: Hooks) -> ChangeRecord | Non
     kind: ChangeKind = "partial" if "event" in document else "turn"
     noted = document["time"].replace(tzinfo=UTC).timestamp()
     return ChangeRecord(kind, key, {"document": document}, noted, hooks)
+
+
+def updated_record(
+    key: SessionKey, document: Document, hooks: Hooks, time: float = 0.0
+) -> ChangeRecord:
+    """Build an ``updated`` change: of title, labels, expiry or waiting calls."""
+    waiting = {name: document[name] for name in WAITING_FIELDS if name in document}
+    content = {
+        "details": Details.from_document(document).to_document(),
+        "waiting": waiting,
+    }
+    return ChangeRecord("updated", key, content, time, hooks)
 
 
 def decode_appended(
@@ -201,23 +362,44 @@ def decode_trimmed(
     return ChangeRecord("snapshot", key, content, hooks=hooks)
 
 
+def state_record(
+    owner: tuple[str, ...], values: Document, hooks: Hooks, time: float = 0.0
+) -> ChangeRecord:
+    """Build a change of an app's or a user's state, of values without their prefix."""
+    prefix = State.APP_PREFIX if len(owner) == 1 else State.USER_PREFIX
+    delta = {prefix + key: value for key, value in values.items()}
+    return ChangeRecord("state", owner, {"delta": delta}, time, hooks)
+
+
+def _decode_document(
+    change: Document, names: WatchedCollections, hooks: Hooks
+) -> ChangeRecord | None:
+    collection, id_ = change["ns"]["coll"], change["documentKey"]["_id"]
+    if collection == names.events:
+        found = decode_appended(id_, change.get("fullDocument"), hooks)
+        is_redaction = change["operationType"] == _OF_REDACTIONS
+        return replace(found, kind="redacted") if found and is_redaction else found
+    if collection == names.sessions:
+        return _decode_session_change(id_, change, hooks)
+    return _decode_state_change(id_, change, hooks)
+
+
 def _decode_session_change(
     id_: Any, change: Document, hooks: Hooks
-) -> ChangeEvent | None:
+) -> ChangeRecord | None:
     kind, document = change["operationType"], change.get("fullDocument") or {}
-    time = committed_at(change)
     if kind == "insert":
         if key := documents.key_of(id_, ANNOUNCES_REMOVAL):
-            return TombstoneRemoved(key)
+            return ChangeRecord("tombstone", key, {})
         if key := documents.key_of(id_, ANNOUNCES_DETAILS):
-            return updated_record(key, document, time, hooks)
+            return updated_record(key, document, hooks)
     key = documents.key_of(id_)
     if key is not None and kind == "delete":
-        return ChangeRecord("deleted", key, {}, time, hooks)
+        return ChangeRecord("deleted", key, {}, hooks=hooks)
     if key is None or "revision" not in document:
         return None  # a tombstone or a reservation
     documents.checked_key(document)
-    return ChangeRecord("created", key, {"document": document}, time, hooks)
+    return ChangeRecord("created", key, {"document": document}, hooks=hooks)
 
 
 def _decode_state_change(
@@ -227,11 +409,10 @@ def _decode_state_change(
     owner = tuple(id_.values()) if is_users else (id_,)
     if {*map(type, owner)} != {str}:
         return None
-    prefix = State.USER_PREFIX if is_users else State.APP_PREFIX
-    delta = {prefix + key: value for key, value in _written_delta(change).items()}
-    if not delta and transaction_of(change) is None:
+    written = _written_values(change)
+    if not written and "lsid" not in change:
         return None  # in a transaction it may undo what an append of it has set
-    return ChangeRecord("state", owner, {"delta": delta}, committed_at(change), hooks)
+    return state_record(owner, written, hooks)
 
 
 def committed_at(change: Document) -> float:
@@ -278,7 +459,7 @@ def _is_change_in_place(description: Document) -> bool:
     )
 
 
-def _written_delta(change: Document) -> Document:
+def _written_values(change: Document) -> Document:
     """Return what a write has set in a state document; all of its state if unknown."""
     if "fullDocument" in change:
         state = (change["fullDocument"] or {}).get("state")

@@ -9,8 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
-from mongo_session_service.changes.decoder import ChangeEvent, TombstoneRemoved
-from mongo_session_service.changes.record import ChangeRecord, stored_delta
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Document, SessionKey
 
@@ -81,33 +80,32 @@ class Router(Generic[_Subscriber]):
             found += self._by_topic.get(topic, ())
         return found
 
-    def route(
-        self, item: ChangeEvent, transaction: object
-    ) -> list[tuple[_Subscriber, ChangeRecord]]:
+    def route(self, record: ChangeRecord) -> list[tuple[_Subscriber, ChangeRecord]]:
         """Return the next change's subscribers, each with the part that it lacks.
 
         Shared state is written once for all the appends of a transaction, after their
         events. A subscriber that receives such an append knows its part already. Nobody
-        hears of the deletion of a tombstone.
+        receives the deletion of a tombstone.
         """
+        transaction = record.transaction
         if transaction is None or transaction != self._transaction:
             self._transaction = transaction
             self._writes = {}
             self._removed = set()
-        if isinstance(item, TombstoneRemoved):
-            self._removed.add(item.key)
+        if record.kind == "tombstone":
+            self._removed.add(record.key)
             return []
-        if item.kind == "state":
-            return list(self._route_state(item))
-        if item.kind == "deleted" and item.owner in self._removed:
+        if record.kind == "state":
+            return list(self._route_state(record))
+        if record.kind == "deleted" and record.owner in self._removed:
             return []
-        if item.kind == "appended" and transaction is not None:
-            self._remember(item)
-        return [(each, item) for each in self.recipients(item)]
+        if record.kind == "appended" and transaction is not None:
+            self._remember(record)
+        return [(each, record) for each in self.recipients(record)]
 
     def _remember(self, appended: ChangeRecord) -> None:
         app_name, user_id, _ = key = appended.key
-        shared = scopes.split(stored_delta(appended))
+        shared = scopes.split(appended.stored_delta)
         for owner, delta in (
             ((app_name,), shared.app),
             ((app_name, user_id), shared.user),

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from google.adk.platform import time as platform_time
-from google.adk.sessions.state import State
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.record import ChangeRecord, updated_record
+from mongo_session_service.changes.decoder import (
+    ChangeRecord,
+    state_record,
+    updated_record,
+)
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.consumers.fetcher import load_trimmed
@@ -205,14 +208,12 @@ async def _load_record(connection: Connection, id_: Document) -> ChangeRecord | 
         case "snapshot":
             return await load_trimmed(connection, found)
         case "updated":
-            return updated_record(SessionKey(*owner), found, time, hooks)
+            return updated_record(SessionKey(*owner), found, hooks, time)
         case "state":
-            prefix = State.APP_PREFIX if len(owner) == 1 else State.USER_PREFIX
             state = bson_values.decode_fields(found["state"])
-            content: Document = {"delta": {prefix + key: state[key] for key in state}}
+            return state_record(owner, state, hooks, time)
         case _:
-            content = {"document": found}
-    return ChangeRecord(kind, owner, content, time, hooks)
+            return ChangeRecord(kind, owner, {"document": found}, time, hooks)
 
 
 def _stored_at(id_: Document, owner: tuple[str, ...]) -> tuple[str, Document]:

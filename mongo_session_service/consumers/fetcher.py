@@ -15,8 +15,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import WatchedCollections
-from mongo_session_service.changes.record import ChangeRecord
+from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
@@ -130,17 +129,17 @@ class Fetcher:
         # Others may have its time.
         self._read_until = Timestamp(cluster_time.time, cluster_time.inc - 1)
         self._latest_token = change["_id"]
-        item = decoder.decode_change(change, names, self._connection.hooks)
+        decoded = decoder.decode_change(change, names, self._connection.hooks)
         is_known, before = self._was_delivered(mark, cluster_time), self.position
         if not is_known:
             self.position = before.after_change(mark, cluster_time)
-            is_appended = isinstance(item, ChangeRecord) and item.kind == "appended"
+            is_appended = decoded is not None and decoded.kind == "appended"
             id_ = change["documentKey"]["_id"] if is_appended else None
             if id_ and before.has_replayed(id_, cluster_time):
                 return None
-        if item is None:
+        if decoded is None:
             return None
-        for _, record in self._router.route(item, decoder.transaction_of(change)):
+        for _, record in self._router.route(decoded):
             if not is_known and (self._updates or record.kind != "updated"):
                 return Delivery(record, self.position)
         return None

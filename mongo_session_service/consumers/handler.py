@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.changes.record import ChangeRecord
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
 from mongo_session_service.model.validation import check_callable
 from mongo_session_service.storage.connection import Connection

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-import bson
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.consumers import dead_letters
@@ -114,8 +113,7 @@ class Processor:
                 members.append(following)
                 work = handlers.handler_call(self.handler, following.record, connection)
                 await work(txn)
-                document = following.record.content.get("document", {})
-                size += len(bson.encode(document))
+                size += following.record.size
                 is_full = size >= limits.group_bytes or time.monotonic() >= end
                 if is_full or len(members) == limits.group_changes:
                     break

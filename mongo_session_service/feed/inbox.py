@@ -11,40 +11,13 @@ import copy
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
 
-import bson
-from bson.timestamp import Timestamp
-
-from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import (
-    ChangeEvent,
-    cluster_time,
-    transaction_of,
-)
-from mongo_session_service.changes.record import readable_change
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.errors import HistoryLostError, SlowSubscriberError
 from mongo_session_service.feed.stats import Counters
-from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """A change, and when it was committed on the deployment's clock."""
-
-    cluster_time: Timestamp
-    change: Change | None
-    """None if changes were missed."""
-    size: int = 0
-    """Bytes that it takes up, about."""
-
-
-RESYNC: Final = Notification(Timestamp(2**32 - 1, 2**32 - 1), None)
-"""The feed has missed changes: the subscription has to read from storage."""
 
 
 class Waker:
@@ -96,13 +69,13 @@ class Inbox:
         self._max_bytes = max_bytes
         self._bytes = 0
         """Upper bound of the bytes that wait; only the writing thread uses it."""
-        self._notifications: deque[Notification] = deque()
+        self._waiting: deque[ChangeRecord | None] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = False
         self._end: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._notifications)
+        return len(self._waiting)
 
     @property
     def is_over(self) -> bool:
@@ -114,17 +87,18 @@ class Inbox:
         """Tell whether it ended because the feed was closed, not by an error."""
         return self._has_ended and self._end is None
 
-    def put(self, notification: Notification) -> bool:
-        """Add a notification; False if the inbox is full."""
-        self._bytes += notification.size
+    def put(self, record: ChangeRecord | None) -> bool:
+        """Add a change, or None where changes were missed; False if it is full."""
+        size = record.size if record else 0
+        self._bytes += size
         if self._bytes > self._max_bytes:
-            waiting = sum(each.size for each in self._notifications.copy())
-            self._bytes = waiting + notification.size
-        is_too_large = bool(self._notifications) and self._bytes > self._max_bytes
-        if is_too_large or len(self._notifications) >= self._capacity:
+            waiting = sum(each.size for each in self._waiting.copy() if each)
+            self._bytes = waiting + size
+        is_too_large = bool(self._waiting) and self._bytes > self._max_bytes
+        if is_too_large or len(self._waiting) >= self._capacity:
             return False
-        self._notifications.append(notification)
-        if len(self._notifications) == 1:
+        self._waiting.append(record)
+        if len(self._waiting) == 1:
             self._waker.schedule(self)
         return True
 
@@ -138,7 +112,7 @@ class Inbox:
 
     def clear(self) -> None:
         """Remove everything."""
-        self._notifications.clear()
+        self._waiting.clear()
 
     def abandon(self) -> None:
         """End it at once, by its reader: the feed puts nothing more into it."""
@@ -149,13 +123,16 @@ class Inbox:
         """Wake the reader; in its event loop only."""
         self._arrived.set()
 
-    async def next_notification(self) -> Notification:
-        """Return the next notification, or the end; a cancelled call has taken none."""
+    async def take(self) -> ChangeRecord | None:
+        """Take the next change; None if the feed has missed changes.
+
+        StopAsyncIteration or an error at the end. A cancelled call has taken none.
+        """
         while True:
             # Checked first: what was added before the end is read before it.
             has_ended = self._has_ended
             with suppress(IndexError):  # it is empty, or was cleared just now
-                return self._notifications.popleft()
+                return self._waiting.popleft()
             if has_ended:
                 if self._end is not None:
                     # A copy for each reader, since raising adds a traceback.
@@ -172,24 +149,16 @@ class Inboxes:
         self.router: Router[Inbox] = Router()
         self._counters = counters
 
-    def dispatch(self, item: ChangeEvent, change: Document) -> None:
-        """Put what a change event means into the inboxes that it concerns.
+    def dispatch(self, record: ChangeRecord) -> None:
+        """Put a change into the inboxes that it concerns, decoded once for all."""
+        for inbox, part in self.router.route(record):
+            if part.readable_change is not None:
+                self._deliver(inbox, part)
 
-        Content that cannot be read is left out, with a warning in the log.
-        """
-        time, size = cluster_time(change), 0
-        made: dict[int, Notification] = {}  # one object for all who receive the same
-        for inbox, record in self.router.route(item, transaction_of(change)):
-            if id(record) not in made:
-                size = size or len(bson.encode(change))
-                made[id(record)] = Notification(time, readable_change(record), size)
-            if made[id(record)].change is not None:
-                self._deliver(inbox, made[id(record)])
-
-    def _deliver(self, inbox: Inbox, notification: Notification) -> None:
-        """Put a notification into an inbox; end one that is full."""
+    def _deliver(self, inbox: Inbox, record: ChangeRecord | None) -> None:
+        """Put a change into an inbox; end one that is full."""
         try:
-            has_room = inbox.is_over or inbox.put(notification)
+            has_room = inbox.is_over or inbox.put(record)
         except RuntimeError:  # its loop is closed
             has_room = True
         if not has_room:
@@ -212,7 +181,7 @@ class Inboxes:
         for each in self.router:
             if each.scope.is_session:
                 each.clear()
-                self._deliver(each, RESYNC)
+                self._deliver(each, None)
             else:
                 each.end(error)
         self.detach_ended()

@@ -19,7 +19,6 @@ from bson.timestamp import Timestamp
 from mongo_session_service import errors
 from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.record import ChangeRecord
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.feed.inbox import Inbox, Inboxes
 from mongo_session_service.feed.stats import Counters
@@ -158,15 +157,14 @@ class Reader:
                 self._inboxes.resynchronise(error)
                 await asyncio.sleep(PAUSE_AFTER_LOSS)
                 return
-            self._counters.note_answer(change)
+            self._counters.note_answer(decoder.committed_at(change) if change else None)
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
             if change is not None:
-                item = decoder.decode_change(change, stream.names, connection.hooks)
-                if item is not None:
-                    self._inboxes.dispatch(item, change)
-                if isinstance(item, ChangeRecord):
-                    backend.sweep.expect(item.expire_time)
+                record = decoder.decode_change(change, stream.names, connection.hooks)
+                if record is not None:
+                    self._inboxes.dispatch(record)
+                    backend.sweep.expect(record.expire_time)
                 self._position = decoder.cluster_time(change)
                 if self._counters.delivered % _DISPATCHED_IN_A_ROW == 0:
                     # The driver may have thousands buffered. A pause of 0 suffices in a
@@ -292,7 +290,8 @@ class PartialReader:
             if self._inboxes.router:
                 wanted_at = time.monotonic()
             change = await stream.next_change()
-            document = (change or {}).get("fullDocument") or {}
-            item = decoder.decode_turn_progress(document, self.connection.hooks)
-            if change is not None and item is not None:
-                self._inboxes.dispatch(item, change)
+            if change is None:
+                continue
+            record = decoder.decode_partial(change, self.connection.hooks)
+            if record is not None:
+                self._inboxes.dispatch(record)

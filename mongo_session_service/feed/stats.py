@@ -11,7 +11,6 @@ from typing import Any, Final
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from mongo_session_service._public import public
-from mongo_session_service.changes.decoder import committed_at
 from mongo_session_service.telemetry import DATABASE, NAME, meter
 
 _SILENT: Final = 2.0
@@ -65,14 +64,14 @@ class Counters:
         self.is_running = True
         self.heard_at = time.monotonic()
 
-    def note_answer(self, change: dict[str, Any] | None) -> None:
-        """Note an answer of the stream."""
+    def note_answer(self, committed_at: float | None) -> None:
+        """Note an answer of the stream; None if it brought no change."""
         self.heard_at = time.monotonic()
-        if change is None:
+        if committed_at is None:
             self.lag = 0.0
         else:
             self.delivered += 1
-            self.lag = max(0.0, time.time() - committed_at(change))
+            self.lag = max(0.0, time.time() - committed_at)
 
     @property
     def lag_now(self) -> float:

@@ -11,6 +11,7 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -20,7 +21,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.heard_turns import HeardTurn, HeardTurns
-from mongo_session_service.feed.inbox import Inbox, Notification
+from mongo_session_service.feed.inbox import Inbox
 from mongo_session_service.feed.view import View, appended_changes, load_view
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log
@@ -110,7 +111,7 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Change:
-        while change := (await self._next_notification()).change:
+        while change := await self._next_change():
             if self._turns is None or self._turns.note_progress(change):
                 return change
         raise StopAsyncIteration
@@ -133,16 +134,16 @@ class Subscription:
             opened.abandon()
         return position
 
-    async def _next_notification(self) -> Notification:
-        """Return the next notification that is later than the starting point."""
+    async def _next_change(self) -> Change | None:
+        """Return the next change after the starting point; None if some were missed."""
         inbox = self._opened_inbox
         try:
-            notification = await inbox.next_notification()
-            while notification.cluster_time <= self._since:
-                notification = await inbox.next_notification()
+            record = await inbox.take()
+            while record is not None and record.cluster_time <= self._since:
+                record = await inbox.take()
         except SlowSubscriberError:
             raise SlowSubscriberError(self.last_revision) from None
-        return notification
+        return record.readable_change if record else None
 
 
 class SessionSubscription(Subscription):
@@ -217,7 +218,7 @@ class SessionSubscription(Subscription):
 
     async def _queue_next(self) -> None:
         """Queue the next change of the inbox, unless it is known or too far ahead."""
-        change = (await self._next_notification()).change
+        change = await self._next_change()
         if change is None:
             self._is_following = False
         elif change.kind in {"partial", "turn"}:
@@ -263,8 +264,8 @@ class SessionSubscription(Subscription):
         if self._create_time is None:
             self._start_from(view)
         elif view is None or view.marker.create_time != self._create_time:
-            now = platform_time.get_time()
-            self._waiting.append(Change(kind="deleted", **self._key.id, time=now))
+            deleted = ChangeRecord("deleted", self._key, {}, platform_time.get_time())
+            self._waiting.append(deleted.change())
         else:
             self._continue_from(view)
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import decode_turn_progress
-from mongo_session_service.changes.record import (
+from mongo_session_service.changes.decoder import (
     ChangeRecord,
-    readable_change,
+    decode_turn_progress,
+    state_record,
     updated_record,
 )
-from mongo_session_service.codec import documents
-from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError
-from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
-from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
@@ -74,16 +72,9 @@ async def load_view(
     hooks, update_time = connection.hooks, session["update_time"]
     begins = documents.log_begins(session)
     if after_revision is None:
-        shared_state = documents.decode_shared_state(key, heads, hooks)
-        own = documents.decode_session_state(session, key, hooks)
-        snapshot = Change(
-            kind="snapshot",
-            **key.id,
-            revision=session["revision"],
-            state=scopes.merge(ScopedState(shared_state.app, shared_state.user, own)),
-            time=update_time,
-        )
-        missed, is_complete = [snapshot], True
+        content = {"document": session, "shared": heads}
+        snapshot = ChangeRecord("snapshot", key, content, hooks=hooks)
+        missed, is_complete = [snapshot.change()], True
     else:
         missed = []
         if after_revision < begins:
@@ -94,10 +85,10 @@ async def load_view(
         missed += appended_changes(key, page.events, hooks)
         is_complete = page.is_last
         if is_complete:
-            missed += _shared_state_changes(key, heads, hooks, update_time)
+            missed += _state_changes(heads, hooks, update_time)
             details = Details.from_document(session)
             if "title" in session or details.labels:  # an empty title was removed
-                updated = updated_record(key, session, update_time, hooks)
+                updated = updated_record(key, session, hooks, update_time)
                 missed.append(updated.change())
     view = View(found.as_of, Marker.of(session), missed, is_complete, begins)
     if with_partials and is_complete:
@@ -109,11 +100,15 @@ def appended_changes(
     key: SessionKey, events: Iterable[Document], hooks: Hooks
 ) -> list[Change]:
     """Decode stored events to ``appended`` changes, as far as they can be read."""
-    records = (
-        ChangeRecord("appended", key, {"document": each}, hooks=hooks)
+    return [
+        change
         for each in events
-    )
-    return [each for each in map(readable_change, records) if each]
+        if (
+            change := ChangeRecord(
+                "appended", key, {"document": each}, hooks=hooks
+            ).readable_change
+        )
+    ]
 
 
 async def _with_turn(
@@ -131,7 +126,7 @@ async def _with_turn(
     stored_ids = [each["event"]["id"] for each in read if "n" not in each["_id"]]
     stored = {*stored_ids}
     items = [decode_turn_progress(each, connection.hooks) for each in read]
-    changes = [readable_change(each) for each in items if each]
+    changes = [each.readable_change for each in items if each]
     said = [
         each
         for each in changes
@@ -154,21 +149,23 @@ async def _snapshot_at_cut(
     return ChangeRecord("snapshot", key, content, hooks=connection.hooks).change()
 
 
-def _shared_state_changes(
-    key: SessionKey, stored: list[dict[str, Any]], hooks: Hooks, time: float
-) -> list[Change]:
-    """List state of the app and the user as changes that may have been missed."""
-    app_name, user_id, _ = key
-    try:
-        shared = documents.decode_shared_state(key, stored, hooks)
-    except StorageError as error:
-        logger.warning("A subscriber does not receive shared state. %s", error)
-        return []
-    app, user = ScopedState(app=shared.app), ScopedState(user=shared.user)
-    return [
-        Change(
-            kind="state", app_name=app_name, user_id=owner, state_delta=delta, time=time
-        )
-        for owner, part in ((None, app), (user_id, user))
-        if (delta := scopes.merge(part))
-    ]
+def _state_changes(
+    heads: list[dict[str, Any]], hooks: Hooks, time: float
+) -> Iterator[Change]:
+    """The state of the app and the user, as changes that may have been missed."""
+    for each in heads:
+        id_ = each["_id"]
+        owner = (id_,) if isinstance(id_, str) else tuple(id_.values())
+        if len(owner) == len(SessionKey._fields):
+            continue
+        try:
+            values = bson_values.decode_fields(each["state"])
+        except (AttributeError, KeyError, StorageError):
+            logger.warning(
+                "A subscriber does not receive the state of %s: it cannot be read.",
+                Owner(*owner),
+            )
+            continue
+        change = state_record(owner, values, hooks, time).readable_change
+        if change and change.state_delta:
+            yield change

@@ -9,8 +9,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import TombstoneRemoved, WatchedCollections
-from mongo_session_service.changes.record import ChangeRecord
+from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import SessionKey
@@ -42,6 +41,11 @@ def update(collection: str, id_: Any, **description: Any) -> dict[str, Any]:
     )
 
 
+def record(kind: Any, owner: tuple[str, ...], content: dict[str, Any]) -> ChangeRecord:
+    """A record of what ``change()`` makes."""
+    return ChangeRecord(kind, owner, content, TIME, cluster_time=Timestamp(7, 1))
+
+
 TIME = WALL_TIME.replace(tzinfo=dt.UTC).timestamp()
 EVENT = {"_id": KEY.event_id(3), "event": {}}
 REST = {"_id": KEY.id, "expire_time": 0.0}
@@ -61,17 +65,17 @@ SESSION = {
     [
         (
             change("insert", documentKey={"_id": EVENT["_id"]}, fullDocument=EVENT),
-            ChangeRecord("appended", KEY, {"document": EVENT}),
+            record("appended", KEY, {"document": EVENT}),
         ),
         (
             change(
                 "insert", "sessions", documentKey={"_id": KEY.id}, fullDocument=SESSION
             ),
-            ChangeRecord("created", KEY, {"document": SESSION}, TIME),
+            record("created", KEY, {"document": SESSION}),
         ),
         (
             change("delete", "sessions", documentKey={"_id": KEY.id}),
-            ChangeRecord("deleted", KEY, {}, TIME),
+            record("deleted", KEY, {}),
         ),
         (
             change(
@@ -80,7 +84,7 @@ SESSION = {
                 documentKey={"_id": {**KEY.id, "updated": True}},
                 fullDocument=DETAILS,
             ),
-            ChangeRecord("updated", KEY, {"details": DETAILS, "waiting": {}}, TIME),
+            record("updated", KEY, {"details": DETAILS, "waiting": {}}),
         ),
         (
             change(
@@ -98,16 +102,16 @@ SESSION = {
         ),
         (
             change("insert", "sessions", documentKey=SILENT, fullDocument=SILENT),
-            TombstoneRemoved(KEY),
+            record("tombstone", KEY, {}),
         ),
         (change("delete", "sessions", documentKey=SILENT), None),
         (
             update("app_states", "a", updatedFields={"state.x%2Ey": 1, "revision": 2}),
-            ChangeRecord("state", ("a",), {"delta": {"app:x.y": 1}}, TIME),
+            record("state", ("a",), {"delta": {"app:x.y": 1}}),
         ),
         (
             update("user_states", USER, removedFields=["state.x"]),
-            ChangeRecord("state", ("a", "u"), {"delta": {"user:x": None}}, TIME),
+            record("state", ("a", "u"), {"delta": {"user:x": None}}),
         ),
         (
             change(
@@ -116,11 +120,11 @@ SESSION = {
                 documentKey={"_id": USER},
                 fullDocument={"_id": USER, "state": {"x": {"%json": "1"}}},
             ),
-            ChangeRecord("state", ("a", "u"), {"delta": {"user:x": 1}}, TIME),
+            record("state", ("a", "u"), {"delta": {"user:x": 1}}),
         ),
         (
             update("app_states", "a", updatedFields={"state": {"x%2Ey": 1}}),
-            ChangeRecord("state", ("a",), {"delta": {"app:x.y": 1}}, TIME),
+            record("state", ("a",), {"delta": {"app:x.y": 1}}),
         ),
         (update("app_states", "a", updatedFields={"revision": 2}), None),
         (change("drop", "unrelated"), None),
@@ -168,6 +172,17 @@ def test_slim_changes_have_their_document_read() -> None:
     assert not decoder.needs_document(change("delete", "sessions"), NAMES)
     assert not decoder.needs_document(change("drop"), NAMES)
     assert not decoder.needs_document(update("app_states", "a"), NAMES)
+
+
+def test_a_record_has_its_transaction() -> None:
+    """Changes that were committed together are known by it."""
+    id_ = {"lsid": {"id": "session", "uid": b""}, "txnNumber": 3}
+    deleted = change("delete", "sessions", documentKey={"_id": KEY.id}, **id_)
+
+    found = decoder.decode_change(deleted, NAMES, NO_HOOKS)
+
+    assert found is not None
+    assert found.transaction == ("session", 3)
 
 
 def test_older_servers_have_no_wall_time() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import TombstoneRemoved
-from mongo_session_service.changes.record import ChangeRecord, readable_change
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.model.records import SessionKey
 
@@ -67,10 +66,10 @@ def app_state(**delta: Any) -> ChangeRecord:
     return ChangeRecord("state", ("a",), {"delta": named})
 
 
-def told(router: Router[Reader], item: Any, txn: object = 1) -> dict[str, Change]:
+def told(router: Router[Reader], item: ChangeRecord, txn: int = 1) -> dict[str, Change]:
     """Who is told what, by the names of the readers."""
     names = {reader: name for name, reader in READERS.items()}
-    routed = router.route(item, txn)
+    routed = router.route(replace(item, transaction=("session", txn)))
     return {names[reader]: each.change() for reader, each in routed}
 
 
@@ -102,7 +101,7 @@ def test_changes_reach_whom_they_concern(
 def test_everyone_is_told_with_the_same_object(router: Router[Reader]) -> None:
     """A change is decoded once, however many readers it has."""
     for item in (appended(KEY), app_state(x=1)):
-        assert len({id(each) for _, each in router.route(item, 1)}) == 1
+        assert len({id(each) for _, each in router.route(item)}) == 1
 
 
 def test_own_writes_are_not_told_twice(router: Router[Reader]) -> None:
@@ -152,7 +151,7 @@ def test_a_change_that_cannot_be_read_lacks_its_event() -> None:
     """An event of a later ADK is told by its revision, without its content."""
     item = record("appended", KEY, {"_id": KEY.event_id(1), "event": {"author": 1}})
 
-    change = readable_change(item)
+    change = item.readable_change
 
     assert change is not None
     assert (change.kind, change.revision, change.event) == ("appended", 1, None)
@@ -162,7 +161,7 @@ def test_what_was_announced_is_silent_in_its_transaction(
     router: Router[Reader],
 ) -> None:
     """The delete an announcement is about is told to nobody, and no other."""
-    assert not told(router, TombstoneRemoved(KEY), txn=1)
+    assert not told(router, ChangeRecord("tombstone", KEY, {}), txn=1)
     assert not told(router, deleted(KEY), txn=1)
     assert told(router, deleted(OTHER), txn=1)
     assert told(router, deleted(KEY), txn=2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.terminals import printed
 
-from mongo_session_service.changes.record import ChangeRecord
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.cli.consumer_commands import (
     advice,
     consumer_row,
