@@ -1,4 +1,4 @@
-"""Administration of a deployment: doctor, privileges, new keys."""
+"""Administration of a deployment: doctor and privileges."""
 
 from __future__ import annotations
 
@@ -10,23 +10,15 @@ from mongo_session_service.admin.privileges import FEATURES, role_for, script
 if TYPE_CHECKING:
     from mongo_session_service.admin import positions, stored_contents  # noqa: F401
     from mongo_session_service.admin.doctor import Finding, Status, examine
-    from mongo_session_service.admin.resealing import Resealed, reseal
 
 __all__ = [
     "FEATURES",
     "Finding",
-    "Resealed",
     "Status",
     "examine",
-    "reseal",
     "role_for",
     "script",
 ]
-
-_HOMES = {
-    "Resealed": "resealing",
-    "reseal": "resealing",
-}
 
 
 def __getattr__(name: str) -> object:
@@ -35,5 +27,4 @@ def __getattr__(name: str) -> object:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "doctor")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.doctor"), name)

@@ -51,10 +51,6 @@ _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
 _OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
 _TRANSACTION: Final = ("lsid", "txnNumber")
 
-RESEALED: Final = "resealed"
-"""The field of an app's or a user's state that counts how often it was re-sealed, by
-which a re-seal is told from a write: no value has changed."""
-
 
 class WatchedCollections(NamedTuple):
     """The names of the collections that are watched."""
@@ -229,7 +225,6 @@ def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
         {
             "ns.coll": states,
             "operationType": {"$in": list(_WRITES)},
-            f"updateDescription.updatedFields.{RESEALED}": {"$exists": False},
         },
     ]
     if app_name is not None:

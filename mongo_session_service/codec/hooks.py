@@ -49,9 +49,6 @@ Hook = Callable[[Any, Subject], Any]
 """Makes JSON of JSON; of an event, an object of an object. A plain function, and pure:
 it may be called at any time, in any thread, and as often as needed."""
 
-Judge = Callable[[Any, Subject], bool]
-"""Says of what ``before_store`` has returned whether it would be stored so today."""
-
 
 class Owner(NamedTuple):
     """Owner of state, and the prefix that its keys have as ADK shows them."""
@@ -198,12 +195,6 @@ class Hooks:
 
 
 NO_HOOKS: Final = Hooks()
-
-
-def is_current(judge: Judge, stored: Any, subject: Subject) -> bool:
-    """Ask an application's function whether a stored value is current."""
-    judging = _Change(judge, "is_current", InvalidInputError)
-    return judging.value(stored, subject) is True
 
 
 def _named(subject: Subject) -> str:

@@ -83,8 +83,6 @@ class Limits:
     """Events kept together in the read cache, built in a fifth of a millisecond."""
     reply_documents: int = 5_000
     """Documents per reply, of 16 MB at most: the driver handles these in 10 ms."""
-    reseal_bytes: int = 4_000_000
-    """Bytes after which ``reseal`` ends a page, with the document that reaches them."""
     inbox_changes: int = 1024
     """Changes that may wait to be read by one subscriber."""
     stream_await_seconds: float = 1.0

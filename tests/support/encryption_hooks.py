@@ -36,47 +36,6 @@ def unseal(sealed: Any, subject: Subject) -> Any:
     return value
 
 
-class Key:
-    """A key with a name, which is with what it has sealed."""
-
-    def __init__(self) -> None:
-        self.name = f"key{uuid.uuid4().hex}"
-        self._fernet = Fernet(Fernet.generate_key())
-
-    def seal(self, value: Any, subject: Subject) -> dict[str, str]:
-        """Never the same twice; whose it is goes with it."""
-        text = json.dumps([value, *subject])
-        return {
-            "key": self.name,
-            "sealed": self._fernet.encrypt(text.encode()).decode(),
-        }
-
-    def is_current(self, stored: Any, _: Subject) -> bool:
-        """Whether this key has sealed it."""
-        return isinstance(stored, dict) and stored.get("key") == self.name
-
-    def unseal(self, stored: Any, subject: Subject) -> Any:
-        """Fails unless this key has sealed it, and for the same subject."""
-        assert self.is_current(stored, subject), subject
-        value, *sealed_for = json.loads(self._fernet.decrypt(stored["sealed"]))
-        assert sealed_for == [*subject]
-        return value
-
-
-def sealed_with(new: Key, *others: Key, reads_clear: bool = False) -> dict[str, Any]:
-    """The hooks that seal with one key, and read others as well."""
-
-    def unseal(stored: Any, subject: Subject) -> Any:
-        for each in others:
-            if each.is_current(stored, subject):
-                return each.unseal(stored, subject)
-        if reads_clear and not new.is_current(stored, subject):
-            return stored
-        return new.unseal(stored, subject)
-
-    return {"before_store": new.seal, "after_load": unseal}
-
-
 KEY = {"app_name": "app", "user_id": "user", "session_id": "s"}
 STATE = {"own": [CANARY], "user:name": {"first": CANARY}, "app:motto": CANARY}
 SEALED: dict[str, Any] = {"before_store": seal, "after_load": unseal}
