@@ -10,18 +10,22 @@ from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import ANNOUNCES_DETAILS, Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import (
+    Delete,
+    Insert,
+    Query,
+    Statement,
+    Update,
+)
+from mongo_session_service.storage.transactions import Transaction, Txn
 
 ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
 """The fields of a session that subscribers receive when one of them is changed."""
 
 
 async def update_details(
-    connection: Connection,
-    key: SessionKey,
-    fields: Mapping[str, Any],
+    storage: Storage, key: SessionKey, fields: Mapping[str, Any]
 ) -> Document:
     """Set fields of a session, remove those that are None; return it without state.
 
@@ -31,31 +35,36 @@ async def update_details(
         SessionNotFoundError: it is not stored, or has expired.
     """
 
-    async def update_session(txn: Txn) -> Document | None:
-        where = {"_id": key.id, **queries.writable_filter(connection)}
+    async def update_session(tx: Transaction) -> Document | None:
+        where = {"_id": key.id, **queries.writable_filter(storage)}
         change = queries.fields_update(fields)
-        updated = await connection.sessions.update_one(where, change, session=txn)
-        if not updated.matched_count:
+        if await tx.write(Update("sessions", where, change)) == [0]:
             return None
-        found: Document = await connection.sessions.find_one(
-            {"_id": key.id}, {"state": 0}, session=txn
-        )
-        if txn:
-            await announce_details(connection, found, txn)
+        query = Query("sessions", {"_id": key.id}, without=("state",))
+        found = await tx.find_one(query)
+        if found is not None and storage.has_transactions:
+            await tx.write(*details_announcement(found))
         return found
 
-    found = await uninterrupted(run_transaction(connection, update_session))
+    found = await storage.run(update_session)
     if found is None:
         raise session_not_found_error(key.session_id)
     return found
 
 
-async def announce_details(connection: Connection, session: Document, txn: Txn) -> None:
+def details_announcement(session: Document) -> list[Statement]:
     """Inform the change feed of a session's details, in the transaction that sets them.
 
     It looks at no updates of sessions: each append is one.
     """
     id_ = queries.announcement_id(session["_id"], ANNOUNCES_DETAILS)
     details: Document = {name: session[name] for name in ANNOUNCED if name in session}
-    await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
-    await connection.sessions.delete_one({"_id": id_}, session=txn)
+    return [
+        Insert("sessions", [details | {"_id": id_}]),
+        Delete("sessions", {"_id": id_}),
+    ]
+
+
+async def announce_details(connection: Storage, session: Document, txn: Txn) -> None:
+    """Write an announcement in a transaction that does not use the kernel's verbs."""
+    await Transaction(connection, txn).write(*details_announcement(session))

@@ -145,9 +145,8 @@ async def _find_page(
     size = connection.limits.prune_page
     query = search.page_query(after, size, connection.clock.now(), with_state=False)
     query = replace(query, fields=("create_time", "revision", LOG_BEGINS))
-    with SwallowedCancellation():
-        stages = query.stages(connection)
-        return await connection.aggregate(connection.sessions, stages)
+    (found,) = await connection.read(query)
+    return found
 
 
 async def _select_idle(

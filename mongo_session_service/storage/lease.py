@@ -31,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import pymongo
@@ -42,7 +42,7 @@ from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.connection import Connection, kill_client_sessions
+from mongo_session_service.storage.database import kill_client_sessions
 from mongo_session_service.storage.retries import retry_soon
 from mongo_session_service.storage.tasks import (
     Supervisor,
@@ -52,6 +52,9 @@ from mongo_session_service.storage.tasks import (
     uninterrupted,
 )
 from mongo_session_service.storage.translation import TimeLimitError
+
+if TYPE_CHECKING:
+    from mongo_session_service.storage.kernel import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ class Lease:
     """The lease in one document, as one claimant acquires, holds and releases it."""
 
     def __init__(
-        self, connection: Connection, collection: str, id_: object, path: str = ""
+        self, connection: Storage, collection: str, id_: object, path: str = ""
     ) -> None:
         """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields."""
         self.connection = connection
@@ -279,7 +282,7 @@ def _as_seen(lease: Document, path: str) -> Document:
     }
 
 
-def lease_is_free(connection: Connection, path: str = "") -> Document:
+def lease_is_free(connection: Storage, path: str = "") -> Document:
     """Return the expression that tells whether a document's lease is free."""
     holder = {"$ifNull": [f"${path}holder", None]}
     # An append may renew what was released meanwhile.
@@ -289,7 +292,7 @@ def lease_is_free(connection: Connection, path: str = "") -> Document:
 
 
 def renewed_at_condition(
-    connection: Connection, operator: str, path: str = ""
+    connection: Storage, operator: str, path: str = ""
 ) -> Document:
     """Return the expression that compares a renewal with the oldest valid one."""
     seconds = connection.limits.lease_seconds
@@ -410,7 +413,7 @@ class LeaseRenewer:
         ]
 
 
-def _open_database(connection: Connection, closing: ExitStack) -> Any:
+def _open_database(connection: Storage, closing: ExitStack) -> Any:
     database, close = connection.driver.blocking_database(connection.database)
     closing.callback(close)
     return database

@@ -15,13 +15,13 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.database import Database
 
 _OPLOG_LIMIT: Final = 2.0  # seconds
 _MAJORITY: Final = ReadConcern("majority")
 
 
-def check_watchable(connection: Connection) -> None:
+def check_watchable(connection: Database) -> None:
     """Refuse a connection whose changes cannot be watched: it has no transactions."""
     if not connection.has_transactions:
         raise ConfigurationError(
@@ -31,7 +31,7 @@ def check_watchable(connection: Connection) -> None:
         )
 
 
-async def latest_time(connection: Connection) -> Timestamp:
+async def latest_time(connection: Database) -> Timestamp:
     """Ask the primary for the latest time that it knows, which orders all changes.
 
     A standalone server, or mongomock, has no clock: ``ConfigurationError``.
@@ -48,7 +48,7 @@ async def latest_time(connection: Connection) -> Timestamp:
 
 @asynccontextmanager
 async def watching(
-    connection: Connection, pipeline: list[dict[str, Any]], **options: Any
+    connection: Database, pipeline: list[dict[str, Any]], **options: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Open a change stream of the database; yield it and its client session."""
     database = connection.database.with_options(read_concern=_MAJORITY)
@@ -61,7 +61,7 @@ async def watching(
             await stream.close()
 
 
-async def oplog_window(connection: Connection) -> float | None:
+async def oplog_window(connection: Database) -> float | None:
     """Return the seconds of changes that the oplog holds; None if there is no oplog."""
     oplog = connection.client["local"]["oplog.rs"]
     first = await oplog.find({}, {"ts": 1}).sort("$natural", 1).limit(1).to_list(1)
@@ -71,7 +71,7 @@ async def oplog_window(connection: Connection) -> float | None:
     return float(latest.time - first[0]["ts"].time)
 
 
-async def oplog_window_if_known(connection: Connection) -> float | None:
+async def oplog_window_if_known(connection: Database) -> float | None:
     """Ask for :func:`oplog_window`; None too if MongoDB fails, refuses or is slow."""
     with suppress(PyMongoError, TimeoutError):
         async with asyncio.timeout(_OPLOG_LIMIT):

@@ -92,3 +92,20 @@ def decode_documents(documents: Iterable[Encoded]) -> Iterator[Document]:
             yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)
             together, size = [], 0
     yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)
+
+
+def encode_document(document: Document) -> bytes:
+    """Encode a document that was read decoded."""
+    return bson.encode(document, codec_options=CODEC_OPTIONS)
+
+
+def tag(name: str, number: int) -> bytes:
+    """Return how a document ends whose last field is this one."""
+    return b"\x10%b\0%b\0" % (name.encode(), _SIZE.pack(number))
+
+
+def without_tag(document: Encoded, tag: bytes) -> bytes:
+    """Remove the last field of an encoded document."""
+    end = 1 - len(tag)
+    size = _SIZE.pack(len(document) + end)
+    return size + bytes(document[_SIZE.size : end - 1]) + b"\0"

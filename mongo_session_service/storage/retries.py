@@ -18,28 +18,38 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from enum import Enum, auto
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from bson.errors import BSONError
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import (
+    ConnectionFailure,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
 
 from mongo_session_service.errors import (
     ConfigurationError,
     MongoSessionServiceError,
     StorageUnavailableError,
+    UnknownOutcomeError,
 )
 from mongo_session_service.storage.compat import renew_connections
+from mongo_session_service.storage.statements import DuplicateError
 from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
 from mongo_session_service.storage.translation import (
     FOREIGN_LOOP,
     TRANSIENT_CODES,
     LoginLostError,
     is_bad_login,
+    is_duplicate_key,
     is_logged_out,
     is_starting,
     is_turned_away,
+    reporting_unknown_outcome,
     translate_error,
 )
 
@@ -97,6 +107,75 @@ async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
     if await renew_connections(client, error) and is_logged_out(error):
         return LoginLostError(str(error))
     return error
+
+
+class Kind(Enum):
+    """How far a failure leaves the outcome of what is repeated unknown."""
+
+    READ = auto()
+    WRITE = auto()
+    TRANSACTION = auto()
+
+
+async def repeat(
+    client: Any, work: Callable[[], Awaitable[Result]], kind: Kind, *, patient: bool
+) -> Result:
+    """Do something, again after a failure that passes; raise this package's errors.
+
+    The one rule of retries. The impatient, for whom a caller waits, is repeated three
+    times, soon: what reads, after any transient failure, and what writes if it is
+    certain that nothing was done, since a server has turned it away. The patient is
+    repeated for ``RETRY_LIMIT`` seconds, after any transient failure, and so has to
+    have the same result when it is done twice.
+    """
+    waiting = pauses() if patient else iter(REPEAT_PAUSES)
+    while True:
+        try:
+            with SwallowedCancellation():
+                return await work()
+        except PyMongoError as error:
+            failure = await renew_after_logout(client, error)
+            pause = None
+            if _may_repeat(failure, kind, patient=patient):
+                pause = next(waiting, None)
+                if pause is None and patient and kind is not Kind.WRITE:
+                    raise gave_up_error(failure) from None
+            if pause is None:
+                raise _translated(failure, kind) from None
+        except (BSONError, RuntimeError) as error:
+            raise _translated(error, kind) from None
+        await asyncio.sleep(pause)
+
+
+def _may_repeat(error: PyMongoError, kind: Kind, *, patient: bool) -> bool:
+    if patient:
+        return is_transient(error)
+    if kind is Kind.READ:
+        # Where no server was found, the driver has waited already.
+        return is_transient(error) and not isinstance(
+            error, ServerSelectionTimeoutError
+        )
+    return is_turned_away(error) or isinstance(error, LoginLostError)
+
+
+def _translated(
+    error: PyMongoError | BSONError | RuntimeError, kind: Kind
+) -> Exception:
+    """Return the error that leaves the room, without the driver's, which may quote."""
+    if isinstance(error, RuntimeError):
+        is_foreign = _FOREIGN.search(str(error))
+        return ConfigurationError(FOREIGN_LOOP) if is_foreign else error
+    if isinstance(error, PyMongoError) and is_duplicate_key(error):
+        return DuplicateError()
+    if isinstance(error, PyMongoError) and kind is Kind.WRITE:
+        try:
+            with reporting_unknown_outcome():
+                raise error
+        except UnknownOutcomeError as unknown:
+            return unknown
+        except PyMongoError:
+            pass
+    return translate_error(error)
 
 
 async def retry(

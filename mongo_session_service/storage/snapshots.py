@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -16,10 +16,11 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage import replies
 from mongo_session_service.storage.clocks import SecondaryReads
-from mongo_session_service.storage.connection import Connection, kill_client_session
 from mongo_session_service.storage.cooperative import in_slices, with_gc_paused
+from mongo_session_service.storage.database import Database, kill_client_session
 from mongo_session_service.storage.replies import Encoded
 from mongo_session_service.storage.retries import REPEAT_PAUSES, is_transient
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import uninterrupted
 
 _RETRY: Final = 0.02  # seconds
@@ -27,59 +28,23 @@ _SNAPSHOT: Final = ReadConcern("snapshot")
 NO_TIME: Final = Timestamp(0, 0)
 
 
+__all__ = ["Query"]
+_TAG: Final = "%query"
+"""Field that tells of which query a document is, of all queries but the last."""
+
+
 @dataclass(frozen=True, slots=True)
-class Query:
-    """Query of one collection, to be answered together with others."""
+class Answer:
+    """The documents that match, in one list per query, as of one point in time."""
 
-    collection: str
-    filter: Document
-    order: int | dict[str, int] | None = None
-    """The direction of ``_id``, or of each field to sort by; None for any order."""
-    limit: int | None = None
-    since: float | None = None
-    """The earliest timestamp of an event; looked for after the limit."""
-    fields: tuple[str, ...] = ()
-    """The fields to read beside the ``_id``; all by default."""
-    without: tuple[str, ...] = ()
-    """Or the fields not to read."""
-    then: tuple[Document, ...] = ()
-    """Stages that follow; they need a server with transactions."""
+    lists: Sequence[list[Any]]
+    as_of: Timestamp
+    """The point in time; :data:`NO_TIME` without transactions."""
+    is_whole: bool = True
+    """Whether these are all, and not those of the first reply alone."""
 
-    def stages(self, connection: Connection) -> list[Document]:
-        """Return the stages of an aggregation that reads the documents."""
-        stages: list[Document] = []
-        if self.filter:
-            stages.append({"$match": connection.routed(self.filter)})
-        if self.order is not None:
-            stages.append({"$sort": self._sort})
-        if self.limit is not None:
-            stages.append({"$limit": self.limit})
-        if self.since is not None:
-            stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
-        if projection := self._projection:
-            stages.append({"$project": projection})
-        return [*stages, *self.then]
-
-    async def find(self, connection: Connection) -> list[Document]:
-        """Find the documents, where there are no transactions."""
-        collection = getattr(connection, self.collection)
-        cursor = collection.find(
-            connection.routed(self.filter), self._projection or None
-        )
-        if self.order is not None:
-            cursor = cursor.sort(list(self._sort.items()))
-        found: list[Document] = await cursor.limit(self.limit or 0).to_list(None)
-        if self.since is None:
-            return found
-        return [each for each in found if each["event"]["timestamp"] >= self.since]
-
-    @property
-    def _sort(self) -> dict[str, int]:
-        return self.order if isinstance(self.order, dict) else {"_id": self.order or 1}
-
-    @property
-    def _projection(self) -> dict[str, int]:
-        return dict.fromkeys(self.fields, 1) or dict.fromkeys(self.without, 0)
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter(self.lists)
 
 
 class Snapshot(NamedTuple):
@@ -105,8 +70,122 @@ class Snapshot(NamedTuple):
         return await in_slices(self.decoded())
 
 
+def query_stages(connection: Database, query: Query) -> list[Document]:
+    """Return the stages of an aggregation that reads the documents."""
+    stages: list[Document] = []
+    if query.filter:
+        stages.append({"$match": connection.routed(query.filter)})
+    if query.order is not None:
+        stages.append({"$sort": query.sort})
+    if query.limit is not None:
+        stages.append({"$limit": query.limit})
+    if query.since is not None:
+        stages.append({"$match": {"event.timestamp": {"$gte": query.since}}})
+    if projection := query.projection:
+        stages.append({"$project": projection})
+    return [*stages, *query.then]
+
+
+async def find_documents(
+    connection: Database, query: Query, session: Any = None
+) -> list[Document]:
+    """Find the documents in a transaction, or where there are none."""
+    collection = connection.collection(query.collection)
+    options = {} if session is None else {"session": session}
+    if query.then:
+        stages = query_stages(connection, query)
+        aggregate = collection.aggregate(stages, **options)
+        return await connection.driver.fetch_all(aggregate)
+    where = connection.routed(query.filter)
+    cursor = collection.find(where, query.projection or None, **options)
+    if query.order is not None:
+        cursor = cursor.sort(list(query.sort.items()))
+    found: list[Document] = await cursor.limit(query.limit or 0).to_list(None)
+    if query.since is None:
+        return found
+    return [each for each in found if each["event"]["timestamp"] >= query.since]
+
+
+async def answer_queries(
+    connection: Database,
+    queries: Sequence[Query],
+    *,
+    as_of: Timestamp | None = None,
+    not_before: Timestamp | None = None,
+    whole: bool = True,
+    encoded: bool = False,
+) -> Answer:
+    """Run queries as of one time; see ``Storage.read``."""
+    if not connection.has_transactions:
+        lists: list[list[Any]] = [
+            await find_documents(connection, each) for each in queries
+        ]
+        if encoded:
+            lists = [[*map(replies.encode_document, each)] for each in lists]
+        return Answer(lists, NO_TIME)
+    collection = connection.collection(queries[0].collection)
+    pipeline = _tagged_stages(connection, queries)
+    while True:
+        found = await _read_primary(
+            connection, collection, pipeline, as_of=as_of, whole=whole, encoded=encoded
+        )
+        if as_of is not None or _is_current(connection, found.as_of, not_before):
+            break
+        # Right after an election a new primary may not know yet that the latest write
+        # is committed.
+        await asyncio.sleep(_RETRY)
+    if found.few is not None:
+        lists = _split_decoded(found.few, len(queries))
+    else:
+        lists = _split_encoded(found.encoded, len(queries))
+        if not encoded:
+            decoding = [replies.decode_documents(each) for each in lists]
+            lists = [await in_slices(each) for each in decoding]
+    return Answer(lists, found.as_of, found.is_whole)
+
+
+def _tagged_stages(connection: Database, queries: Sequence[Query]) -> list[Document]:
+    """Join queries into one aggregation, all but the last of which tag their results.
+
+    The last may find many documents, which are sent as they are stored.
+    """
+    stages: list[Document] = []
+    last = len(queries) - 1
+    for number, each in enumerate(queries):
+        own = query_stages(connection, each)
+        if number < last:
+            own.append({"$set": {_TAG: number}})
+        if number:
+            name = connection.prefix + each.collection
+            own = [{"$unionWith": {"coll": name, "pipeline": own}}]
+        stages += own
+    return stages
+
+
+def _split_decoded(documents: list[Document], count: int) -> list[list[Document]]:
+    if count == 1:
+        return [documents]
+    lists: list[list[Document]] = [[] for _ in range(count)]
+    for each in documents:
+        lists[each.pop(_TAG, -1)].append(each)
+    return lists
+
+
+def _split_encoded(documents: list[Encoded], count: int) -> list[list[Any]]:
+    lists: list[list[Any]] = []
+    begin = 0
+    for number in range(count - 1):
+        end, tag = begin, replies.tag(_TAG, number)
+        while end < len(documents) and bytes(documents[end]).endswith(tag):
+            end += 1
+        own = (replies.without_tag(each, tag) for each in documents[begin:end])
+        lists.append([*own])
+        begin = end
+    return [*lists, documents[begin:] if begin else documents]
+
+
 async def load_documents(
-    connection: Connection,
+    connection: Database,
     *several: Query,
     anywhere: bool = False,
     as_of: Timestamp | None = None,
@@ -117,7 +196,7 @@ async def load_documents(
 
 
 async def read_snapshot(
-    connection: Connection,
+    connection: Database,
     *several: Query,
     anywhere: bool = False,
     as_of: Timestamp | None = None,
@@ -135,7 +214,7 @@ async def read_snapshot(
     another.
     """
     if not connection.has_transactions:
-        each_found = [await each.find(connection) for each in several]
+        each_found = [await find_documents(connection, each) for each in several]
         return Snapshot([], NO_TIME, few=[*chain.from_iterable(each_found)])
     collection = getattr(connection, several[0].collection)
     pipeline = _joined_stages(connection, several)
@@ -174,17 +253,17 @@ async def read_snapshot(
             await asyncio.sleep(_RETRY)
 
 
-def _joined_stages(connection: Connection, several: Sequence[Query]) -> list[Document]:
-    stages = several[0].stages(connection)
+def _joined_stages(connection: Database, several: Sequence[Query]) -> list[Document]:
+    stages = query_stages(connection, several[0])
     for each in several[1:]:
         name = getattr(connection, each.collection).name
-        union = {"coll": name, "pipeline": each.stages(connection)}
+        union = {"coll": name, "pipeline": query_stages(connection, each)}
         stages.append({"$unionWith": union})
     return stages
 
 
 def _is_current(
-    connection: Connection, as_of: Timestamp, not_before: Timestamp | None
+    connection: Database, as_of: Timestamp, not_before: Timestamp | None
 ) -> bool:
     primary = connection.driver.known_primary(connection.client)
     is_late_enough = not_before is None or as_of >= not_before
@@ -192,7 +271,7 @@ def _is_current(
 
 
 async def _read_primary(
-    connection: Connection,
+    connection: Database,
     collection: Any,
     pipeline: list[dict[str, Any]],
     *,
@@ -238,7 +317,7 @@ async def _read_primary(
 
 
 async def _read_secondary(
-    connection: Connection,
+    connection: Database,
     secondaries: SecondaryReads,
     collection: Any,
     pipeline: list[dict[str, Any]],

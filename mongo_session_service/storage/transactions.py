@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -20,12 +20,22 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service import telemetry
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.compat import renew_connections
-from mongo_session_service.storage.connection import (
+from mongo_session_service.storage.database import (
     ABORT_SECONDS,
-    Connection,
+    Database,
     kill_client_session,
 )
 from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.snapshots import find_documents
+from mongo_session_service.storage.statements import (
+    Delete,
+    Insert,
+    LockedError,
+    Query,
+    RefusedError,
+    Statement,
+    Update,
+)
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.translation import (
     DUPLICATE_KEY,
@@ -35,21 +45,13 @@ from mongo_session_service.storage.translation import (
 )
 
 Result = TypeVar("Result")
+__all__ = ["LockedError"]
 Txn: TypeAlias = Any
 """A client session inside a transaction; None where there are no transactions."""
 
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
 _LOCAL: Final = ReadConcern("local")
-
-
-class LockedError(Exception):
-    """Another transaction holds a document; nothing was written."""
-
-    def __init__(self, collection: str) -> None:
-        super().__init__()
-        self.collection = collection
-        """The name of the document's collection, if it is known."""
 
 
 class _WriteConflictError(OperationFailure):
@@ -61,7 +63,7 @@ class _WriteConflictError(OperationFailure):
 
 
 async def run_transaction(
-    connection: Connection,
+    connection: Database,
     work: Callable[[Txn], Awaitable[Result]],
     *,
     limit: float | None = None,
@@ -81,16 +83,17 @@ async def run_transaction(
         return await work(None)
     # What it raises was a commit's, if it was turned away: nothing is done.
     limit = connection.write_timeout if limit is None else max(limit, 0.0)
-    return await retry_soon(_run_committed, connection, work, limit, attempts, session)
+    return await retry_soon(run_committed, connection, work, limit, attempts, session)
 
 
-async def _run_committed(
-    connection: Connection,
+async def run_committed(
+    connection: Database,
     work: Callable[[Txn], Awaitable[Result]],
     limit: float,
     attempts: int | None,
     kept: Any,
 ) -> Result:
+    """Run ``work`` as one transaction, once; see :func:`run_transaction`."""
     async with (
         connection.writing(kept) as session,
         _fence_cancelled_transaction(connection, session),
@@ -140,7 +143,7 @@ async def _run_committed(
 
 @asynccontextmanager
 async def _fence_cancelled_transaction(
-    connection: Connection, session: Any
+    connection: Database, session: Any
 ) -> AsyncIterator[None]:
     """If the block is cancelled, have the server refuse its transaction from now on.
 
@@ -200,7 +203,7 @@ class _Attempt(Generic[Result]):
         return result
 
 
-async def run_write(connection: Connection, command: dict[str, Any], txn: Txn) -> int:
+async def run_write(connection: Database, command: dict[str, Any], txn: Txn) -> int:
     """Run an ``insert`` or ``update`` in a transaction; return the ``n`` of its reply.
 
     A document that is refused raises ``WriteError``; for its key,
@@ -220,6 +223,164 @@ async def run_write(connection: Connection, command: dict[str, Any], txn: Txn) -
     return count
 
 
+class Transaction:
+    """What the work of a transaction reads and writes, in it.
+
+    Where there are no transactions, or for a single statement, it is none: each call
+    is done when it returns.
+    """
+
+    def __init__(self, database: Database, session: Any) -> None:
+        self._database = database
+        self.client_session = session
+        """PyMongo's client session, for the handlers of consumers; None without."""
+
+    async def find(self, query: Query) -> list[Document]:
+        """Find the documents that match a query."""
+        return await find_documents(self._database, query, self.client_session)
+
+    async def find_one(self, query: Query) -> Document | None:
+        """Find the first document that matches a query; None if there is none."""
+        found = await self.find(query.first())
+        return found[0] if found else None
+
+    async def find_and_update(
+        self, update: Update, *, fields: tuple[str, ...] = (), before: bool = False
+    ) -> Document | None:
+        """Update one document; return it as it is then, or was before."""
+        database = self._database
+        collection = database.with_default_codec(database.collection(update.collection))
+        found: Document | None = await collection.find_one_and_update(
+            database.routed(update.filter),
+            update.change,
+            projection=dict.fromkeys(fields, 1) or None,
+            upsert=update.upsert,
+            return_document=not before,
+            **self._options,
+        )
+        return found
+
+    async def matches(self, fence: Update) -> bool:
+        """Update a document, or only look at it; tell whether there is one."""
+        if fence.change:
+            return bool(await write_alone(self, fence))
+        query = Query(fence.collection, fence.filter, fields=("_id",))
+        return await self.find_one(query) is not None
+
+    async def write(self, *statements: Statement) -> list[int]:
+        """Write statements in order; return how many documents each has matched."""
+        counts: list[int] = []
+        if self.client_session is None:
+            for each in statements:
+                counts.append(count := await write_alone(self, each))
+                if not _is_expected(each, count):
+                    raise RefusedError
+            return counts
+        database = self._database
+        for several in _grouped(statements):
+            command = _command(database, several)
+            count = await run_write(database, command, self.client_session)
+            if len(several) == 1:
+                counts.append(count)
+                if not _is_expected(several[0], count):
+                    raise RefusedError
+            else:
+                expected = [_known_count(each) or 0 for each in several]
+                if count != sum(expected):
+                    raise RefusedError
+                counts += expected
+        return counts
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        session = self.client_session
+        return {} if session is None else {"session": session}
+
+
+def is_alone(statements: Sequence[Statement]) -> bool:
+    """Tell whether statements are one that needs no transaction."""
+    if len(statements) != 1:
+        return False
+    (statement,) = statements
+    return not isinstance(statement, Insert) or len(statement.documents) == 1
+
+
+async def write_alone(tx: Transaction, statement: Statement) -> int:
+    """Write one statement by the driver's own method, which repeats it once."""
+    database, options = tx._database, tx._options  # noqa: SLF001  of this file
+    collection = database.collection(statement.collection)
+    if isinstance(statement, Insert):
+        for document in statement.documents:
+            await collection.insert_one(document, **options)
+        return len(statement.documents)
+    where = database.routed(statement.filter)
+    if isinstance(statement, Delete):
+        delete = collection.delete_many if statement.many else collection.delete_one
+        deleted: int = (await delete(where, **options)).deleted_count
+        return deleted
+    change, options = statement.change, {**options, "upsert": statement.upsert}
+    is_whole = isinstance(change, dict) and not next(iter(change)).startswith("$")
+    if is_whole:
+        done = await collection.replace_one(where, change, **options)
+    else:
+        update = collection.update_many if statement.many else collection.update_one
+        done = await update(where, change, **options)
+    return int(done.matched_count) or int(done.upserted_id is not None)
+
+
+def _is_expected(statement: Statement, count: int) -> bool:
+    expected = None if isinstance(statement, Insert) else statement.expected
+    return expected in {None, count}
+
+
+def _known_count(statement: Statement) -> int | None:
+    """How many documents a statement matches unless it is refused; None if unknown."""
+    if isinstance(statement, Insert):
+        return len(statement.documents)
+    if isinstance(statement, Update) and statement.upsert:
+        return 1
+    return statement.expected
+
+
+def _grouped(statements: Iterable[Statement]) -> list[list[Statement]]:
+    """Group statements that one command can write, whose counts are known."""
+    groups: list[list[Statement]] = []
+    before: object = None
+    for each in statements:
+        kind: object = (type(each), each.collection)
+        if _known_count(each) is None:
+            kind = None
+        if kind is not None and kind == before:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+        before = kind
+    return groups
+
+
+def _command(database: Database, statements: list[Statement]) -> dict[str, Any]:
+    name = database.prefix + statements[0].collection
+    if isinstance(statements[0], Insert):
+        documents = [it for each in statements for it in each.documents]  # type: ignore[union-attr]
+        return {"insert": name, "documents": documents}
+    if isinstance(statements[0], Delete):
+        deletes = [
+            {"q": database.routed(each.filter), "limit": 0 if each.many else 1}  # type: ignore[union-attr]
+            for each in statements
+        ]
+        return {"delete": name, "deletes": deletes}
+    updates = [
+        {
+            "q": database.routed(each.filter),  # type: ignore[union-attr]
+            "u": each.change,  # type: ignore[union-attr]
+            "upsert": each.upsert,  # type: ignore[union-attr]
+            "multi": each.many,  # type: ignore[union-attr]
+        }
+        for each in statements
+    ]
+    return {"update": name, "updates": updates}
+
+
 class ClientSessions:
     """A few client sessions of one connection, kept so that others can end them.
 
@@ -228,7 +389,7 @@ class ClientSessions:
     ends them.
     """
 
-    def __init__(self, connection: Connection, most: int) -> None:
+    def __init__(self, connection: Database, most: int) -> None:
         self._connection, self._most = connection, most
         self._opened: list[Any] = []
         self._idle: list[Any] = []

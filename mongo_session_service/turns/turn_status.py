@@ -20,83 +20,76 @@ from mongo_session_service.codec.partials import decode_turn
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.lease import Lease, lease_is_free
-from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.lease import lease_is_free
+from mongo_session_service.storage.statements import Query, Update
 
 HELD: Final = "turn.holder"
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-async def first_revision(connection: Connection, key: SessionKey) -> int:
+async def first_revision(storage: Storage, key: SessionKey) -> int:
     """Load the revision of the turn's first event; 0 if it has none."""
-    fields = {queries.TURN_FIRST_REVISION: 1}
-    session = await retry_soon(connection.sessions.find_one, {"_id": key.id}, fields)
+    fields = (queries.TURN_FIRST_REVISION,)
+    session = await storage.find_one(Query("sessions", {"_id": key.id}, fields=fields))
     revision: int = ((session or {}).get("turn") or {}).get("first_revision", 0)
     return revision
 
 
-async def forget_first_revision(connection: Connection, key: SessionKey) -> None:
+async def forget_first_revision(storage: Storage, key: SessionKey) -> None:
     """Note that the calls which an abandoned turn has left open are sealed."""
     gone = {queries.TURN_FIRST_REVISION: ""}
-    await retry_soon(connection.sessions.update_one, {"_id": key.id}, {"$unset": gone})
+    await storage.commit(Update("sessions", {"_id": key.id}, {"$unset": gone}))
 
 
 async def note_resumption(
-    connection: Connection, key: SessionKey, invocation_id: str
+    storage: Storage, key: SessionKey, invocation_id: str
 ) -> bool:
     """Note that an invocation is resumed; False if it was before."""
     new = {"_id": key.id, "turn.resumed": {"$ne": invocation_id}}
     change = {"$set": {"turn.resumed": invocation_id}}
-    found = await retry_soon(connection.sessions.update_one, new, change)
-    return bool(found.matched_count)
+    return await storage.commit(Update("sessions", new, change)) == [1]
 
 
-async def request_stop(
-    connection: Connection, key: SessionKey, reason: str | None
-) -> bool:
+async def request_stop(storage: Storage, key: SessionKey, reason: str | None) -> bool:
     """Note that the turn of a session is to be stopped; False if none runs."""
     stop = {"turn.stop": {} if reason is None else {"reason": reason}}
     running = {"_id": key.id, HELD: {"$exists": True}}
-    is_held = {"$expr": {"$not": lease_is_free(connection, "turn.")}}
-    where, sessions = {**running, **is_held}, connection.sessions
-    stopping = retry_soon(sessions.update_one, where, {"$set": stop})
-    turn = Lease(connection, sessions.name, key.id, "turn.")
-    found = await turn.write_past_dead_holder(stopping)
-    return bool(found.matched_count)
+    is_held = {"$expr": {"$not": lease_is_free(storage, "turn.")}}
+    stopping = Update("sessions", {**running, **is_held}, {"$set": stop})
+    turn = storage.lease("sessions", key.id, "turn.")
+    return await turn.write_past_dead_holder(storage.commit(stopping)) == [1]
 
 
 async def requested_stops(
-    connection: Connection, keys: Iterable[SessionKey]
+    storage: Storage, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, tuple[int, str | None]]:
     """Find epoch and reason of the turns, of some sessions, that are to be stopped."""
     stops: dict[SessionKey, tuple[int, str | None]] = {}
     for some in cut_by_id_size(keys):
         ids = {"$in": [each.id for each in some]}
-        where = connection.routed({"_id": ids})
-        where["turn.stop"] = {"$exists": True}
-        fields = {"turn.epoch": 1, "turn.stop": 1}
-        async for each in connection.sessions.find(where, fields):
+        where = {"_id": ids, "turn.stop": {"$exists": True}}
+        query = Query("sessions", where, fields=("turn.epoch", "turn.stop"))
+        (found,) = await storage.read(query)
+        for each in found:
             turn = each["turn"]
             stops[SessionKey(**each["_id"])] = turn["epoch"], turn["stop"].get("reason")
     return stops
 
 
 async def find_turns(
-    connection: Connection,
+    storage: Storage,
     app_name: str | None,
     user_id: str | None,
     status: TurnPhase | None,
 ) -> list[TurnInfo]:
     """Find turns, in the order of app, user and session."""
-    now = connection.clock.now()
-    where = turns_filter(app_name, user_id, status, now)
-    fields = {"turn": 1, "is_free": lease_is_free(connection, "turn.")}
-    pipeline: list[Document] = [{"$match": where}, {"$project": fields}]
+    where = turns_filter(app_name, user_id, status, storage.clock.now())
+    fields = {"turn": 1, "is_free": lease_is_free(storage, "turn.")}
+    stages: list[Document] = [{"$project": fields}]
     if status == "abandoned":
-        pipeline.append({"$match": {"is_free": True}})
-    with connection.contact.asking():  # who looks often may take a turn over at once
-        found = await connection.aggregate(connection.sessions, pipeline)
+        stages.append({"$match": {"is_free": True}})
+    (found,) = await storage.read(Query("sessions", where, then=tuple(stages)))
     turns = [_turn_info(each) for each in found]
     return sorted(each for each in turns if status in {None, each.status})
 

@@ -21,18 +21,17 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from pymongo.errors import PyMongoError
-
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.errors import (
     MongoSessionServiceError,
+    StorageUnavailableError,
     session_not_found_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import lease_is_free, renewed_at_condition
-from mongo_session_service.storage.retries import is_transient, retry_soon
+from mongo_session_service.storage.statements import Delete, Query, Update
 from mongo_session_service.storage.tasks import Supervisor, background
 
 _RENEW_EVERY: Final = 2.0  # seconds
@@ -68,48 +67,43 @@ class TurnStatus(NamedTuple):
     is_free: bool
 
 
-async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
+async def draw_ticket(storage: Storage, key: SessionKey) -> Ticket:
     """Draw a ticket; from now on only who has one acquires the turn."""
-    session = await retry_soon(
-        connection.with_default_codec(connection.sessions).find_one_and_update,
-        stored_session_filter(connection, key),
-        {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}},
-        projection={"turn.ticket": 1, "create_time": 1},
-        return_document=True,
+    draw = {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}}
+    session = await storage.find_and_update(
+        Update("sessions", stored_session_filter(storage, key), draw),
+        fields=("turn.ticket", "create_time"),
     )
     if session is None:
         raise session_not_found_error(key.session_id)
     ticket = Ticket(key, session["turn"]["ticket"], session["create_time"])
-    renew = connection.leases.update_one
-    await retry_soon(renew, {"_id": ticket.id}, _RENEWAL, upsert=True)
+    await storage.commit(Update("leases", {"_id": ticket.id}, _RENEWAL, upsert=True))
     return ticket
 
 
-async def return_ticket(connection: Connection, ticket: Ticket) -> None:
+async def return_ticket(storage: Storage, ticket: Ticket) -> None:
     """Leave the line."""
-    await retry_soon(connection.leases.delete_one, {"_id": ticket.id})
+    await storage.commit(Delete("leases", {"_id": ticket.id}))
 
 
-async def renew_tickets(connection: Connection, tickets: Iterable[Ticket]) -> None:
+async def renew_tickets(storage: Storage, tickets: Iterable[Ticket]) -> None:
     """Renew the tickets of waiters who are still there."""
     for some in cut_by_id_size(tickets):
         ids = {"_id": {"$in": [each.id for each in some]}}
-        await connection.leases.update_many(ids, _RENEWAL)
+        await storage.commit(Update("leases", ids, _RENEWAL, many=True))
 
 
 async def load_turn_states(
-    connection: Connection, keys: Iterable[SessionKey]
+    storage: Storage, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, TurnStatus]:
     """Load the turns of those sessions that are stored."""
-    now = connection.clock.now()
-    fields = {"create_time": 1, "is_free": lease_is_free(connection, "turn.")}
+    visible = queries.visible_filter(storage.clock.now())
+    fields = {"create_time": 1, "is_free": lease_is_free(storage, "turn.")}
     turns: dict[SessionKey, TurnStatus] = {}
     for some in cut_by_id_size(keys):
-        ids = connection.routed({"_id": {"$in": [each.id for each in some]}})
-        wanted = {**ids, **queries.visible_filter(now)}
-        pipeline: list[Document] = [{"$match": wanted}, {"$project": fields}]
-        with connection.contact.asking():
-            found = await connection.aggregate(connection.sessions, pipeline)
+        wanted = {"_id": {"$in": [each.id for each in some]}, **visible}
+        query = Query("sessions", wanted, then=({"$project": fields},))
+        (found,) = await storage.read(query)
         for each in found:
             turn = TurnStatus(each["create_time"], each["is_free"])
             turns[SessionKey(**each["_id"])] = turn
@@ -117,51 +111,47 @@ async def load_turn_states(
 
 
 async def first_tickets(
-    connection: Connection, keys: Iterable[SessionKey]
+    storage: Storage, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, int]:
     """Find the lowest ticket of each session that has waiters."""
-    is_alive = {"$expr": renewed_at_condition(connection, "$gte")}
+    is_alive = {"$expr": renewed_at_condition(storage, "$gte")}
     owner = {name: f"$_id.{name}" for name in SessionKey._fields}
     first = {"$group": {"_id": owner, "first": {"$min": f"$_id.{_NUMBER}"}}}
     numbers: dict[SessionKey, int] = {}
     for some in cut_by_id_size(keys):
-        waiting = {
-            "$match": {"$or": [_waiters_filter(key) for key in some], **is_alive}
-        }
-        for each in await connection.aggregate(connection.leases, [waiting, first]):
+        waiting = {"$or": [_waiters_filter(key) for key in some], **is_alive}
+        (found,) = await storage.read(Query("leases", waiting, then=(first,)))
+        for each in found:
             numbers[SessionKey(**each["_id"])] = each["first"]
     return numbers
 
 
-async def end_line(connection: Connection, last: Ticket) -> None:
+async def end_line(storage: Storage, last: Ticket) -> None:
     """Note that nobody waits any more, unless somebody came after the last ticket."""
-    gone = {**_waiters_filter(last.key), **_silent_filter(connection)}
-    await retry_soon(connection.leases.delete_many, gone)
-    await retry_soon(
-        connection.sessions.update_one,
-        {"_id": last.key.id, "turn.ticket": last.number},
-        {"$unset": {"turn.is_awaited": ""}},
-    )
+    silent = {**_waiters_filter(last.key), **_silent_filter(storage)}
+    await storage.commit(Delete("leases", silent, many=True))
+    own = {"_id": last.key.id, "turn.ticket": last.number}
+    await storage.commit(Update("sessions", own, {"$unset": {"turn.is_awaited": ""}}))
 
 
-async def remove_silent_waiters(connection: Connection) -> None:
+async def remove_silent_waiters(storage: Storage) -> None:
     """Remove the documents of waiters whose process has died."""
-    silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent_filter(connection)}
-    await retry_soon(connection.leases.delete_many, silent)
+    silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent_filter(storage)}
+    await storage.commit(Delete("leases", silent, many=True))
 
 
-def stored_session_filter(connection: Connection, key: SessionKey) -> Document:
+def stored_session_filter(storage: Storage, key: SessionKey) -> Document:
     """The filter of a session that is stored."""
-    return {"_id": key.id, **queries.writable_filter(connection)}
+    return {"_id": key.id, **queries.writable_filter(storage)}
 
 
 def _waiters_filter(key: SessionKey) -> Document:
     return {"_id": {"$gt": key.id, "$lt": {**key.id, _NUMBER: {}}}}
 
 
-def _silent_filter(connection: Connection) -> Document:
+def _silent_filter(storage: Storage) -> Document:
     """The filter of waiters that have not renewed their documents."""
-    return {"$expr": renewed_at_condition(connection, "$lt")}
+    return {"$expr": renewed_at_condition(storage, "$lt")}
 
 
 class Waiter:
@@ -188,8 +178,8 @@ class Waiter:
 class WaitingLine:
     """The callers in one event loop who wait."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         self._lines: dict[SessionKey, set[Waiter]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
@@ -255,21 +245,22 @@ class WaitingLine:
                 if clock() >= renewed_at + _RENEW_EVERY:
                     renewed_at = clock()
                     tickets = [each.ticket for each in self._all_waiters()]
-                    await renew_tickets(self._connection, tickets)
+                    await renew_tickets(self._storage, tickets)
                 await self._call_first()
-            except PyMongoError as error:
-                if not is_transient(error):
-                    self._fail(error)
+            except StorageUnavailableError:
+                pass  # it looks again soon
+            except MongoSessionServiceError as error:
+                self._fail(error)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._connection.limits.turn_poll_seconds):
+                async with asyncio.timeout(self._storage.limits.turn_poll_seconds):
                     await self._look.wait()
 
     async def _call_first(self) -> None:
         """Call whoever is first in line for a turn that is free."""
         waiters = self._all_waiters()
-        turns = await load_turn_states(self._connection, list(self._lines))
+        turns = await load_turn_states(self._storage, list(self._lines))
         free = [key for key, turn in turns.items() if turn.is_free]
-        first = await first_tickets(self._connection, free)
+        first = await first_tickets(self._storage, free)
         for each in waiters:
             key, number, create_time = each.ticket
             turn = turns.get(key)

@@ -1,0 +1,289 @@
+"""Database: what one event loop uses of it, through a client, in client sessions.
+
+PyMongo's ``AsyncMongoClient``, Motor and mongomock-motor differ in small ways; the
+differences end here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+import pymongo
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import ReadPreference
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
+from mongo_session_service.model.limits import DEFAULT, Limits
+from mongo_session_service.model.records import SHARD_KEY, Document
+from mongo_session_service.storage import compat, replies, retries
+from mongo_session_service.storage.clocks import (
+    Contact,
+    LatestWrite,
+    SecondaryReads,
+    ServerClock,
+)
+from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.translation import LoginLostError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_PRIMARY: Final = ReadPreference.PRIMARY
+_LOCAL: Final = ReadConcern("local")
+ABORT_SECONDS: Final = 2.0
+"""Seconds for the server to end what was given up."""
+
+
+class Database:
+    """A database as one event loop uses it."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        database: str,
+        prefix: str,
+        transactions: bool,
+        hooks: Hooks = NO_HOOKS,
+        latest: LatestWrite | None = None,
+        clock: ServerClock | None = None,
+        limits: Limits = DEFAULT,
+    ) -> None:
+        self.client = client
+        self.limits = limits
+        self.latest = latest or LatestWrite()
+        self.clock = clock or ServerClock()
+        self.hooks = hooks
+        self.driver = Driver.detect(client)
+        self.contact = Contact(partial(self.driver.known_primary, client))
+        self.prefix = prefix
+        self.has_transactions = transactions
+        preference = client.read_preference
+        reads_elsewhere = transactions and preference != _PRIMARY
+        self.secondaries = (
+            SecondaryReads(preference, limits) if reads_elsewhere else None
+        )
+        self.setup_lock = asyncio.Lock()
+        self.has_event_index = True
+        self.database = (
+            client.get_database(database)
+            if self.driver is Driver.MOCK
+            else client.get_database(
+                database,
+                codec_options=replies.CODEC_OPTIONS,
+                # Reads that may go to another member choose it themselves.
+                read_preference=_PRIMARY,
+                read_concern=_LOCAL,
+                write_concern=compat.write_concern(client),
+            )
+        )
+        self._collections: dict[str, Any] = {}
+        self.sessions = self.database[f"{prefix}sessions"]
+        self.events = self.database[f"{prefix}events"]
+        self.app_states = self.database[f"{prefix}app_states"]
+        self.user_states = self.database[f"{prefix}user_states"]
+        self.partials = self.database[f"{prefix}partials"]
+        self.checkpoints = self.database[f"{prefix}checkpoints"]
+        self.leases = self.database[f"{prefix}leases"]
+        self.dead_letters = self.database[f"{prefix}dead_letters"]
+        self.metadata = self.database[f"{prefix}metadata"]
+        self.imports = self.database[f"{prefix}imports"]
+        """The revision at which shared state was imported, by which a later import
+        detects whether it has changed here since. Not needed after the last import."""
+
+    def collection(self, name: str) -> Any:
+        """Return a collection by its name without the prefix."""
+        found = self._collections.get(name)
+        if found is None:
+            found = self._collections[name] = self.database[self.prefix + name]
+        return found
+
+    def translating_errors(self) -> retries.ErrorTranslation:
+        """Translate the driver's errors raised in the block to this package's."""
+        return retries.ErrorTranslation(self.client)
+
+    async def retry(
+        self,
+        function: Callable[Arguments, Awaitable[Result]],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Call a function that may run twice, again after failures; see ``retries``."""
+        return await retries.retry(self.client, function, *args, **kwargs)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Tell whether a mongos sends what is written and read here to shards."""
+        return self.driver.is_sharded(self.client)
+
+    def routed(self, filter_: Document) -> Document:
+        """Add the shard key to a filter, where a mongos has to find the shard.
+
+        A mongos finds the shard of a user's documents by equality with the fields of
+        the shard key, which it does not see in a range of ``_id``. A replica set would
+        compare these fields in each document that it reads, for nothing: they are left
+        out there.
+        """
+        ids = filter_.get("_id")
+        if not self.is_sharded or not isinstance(ids, dict):
+            return filter_
+        return {**filter_, **_common_fields(ids)}
+
+    @property
+    def write_timeout(self) -> float:
+        """Seconds until a write is given up: ``timeoutMS``, or a minute."""
+        longest = self.limits.write_seconds
+        return min(self.client.options.timeout or longest, longest)
+
+    async def write_in_client_session(
+        self, write: Callable[[Any], Awaitable[Result]]
+    ) -> Result:
+        """Write one document in a client session."""
+
+        async def attempt() -> Result:
+            async with self.writing() as session:
+                return await write(session)
+
+        try:
+            return await retries.retry_soon(attempt)
+        except LoginLostError:
+            return await attempt()
+
+    async def ask_time(self) -> float:
+        """Return the server's time, and set the service's clock by it."""
+        if self.driver is not Driver.MOCK:
+            self.clock.set_by(await self.client.admin.command("hello"))
+        return self.clock.now()
+
+    def with_default_codec(self, collection: Any) -> Any:
+        """Return a collection that is read without this package's decoders.
+
+        With them the driver does not raise for a ``writeConcernError`` in the reply of
+        a ``findAndModify``, which occurs when a primary steps down.
+        """
+        if self.driver is Driver.MOCK:
+            return collection
+        return collection.with_options(codec_options=CodecOptions())
+
+    async def start_session(self, **options: Any) -> Any:
+        """Return a new client session, which is to be ended."""
+        starting = self.client.start_session(**options)
+        return await starting if self.driver is Driver.MOTOR else starting
+
+    @asynccontextmanager
+    async def client_session(self, kept: Any = None) -> AsyncIterator[Any]:
+        """Open a causally consistent client session, or use the one that is given.
+
+        A given one is not ended.
+        """
+        ending = nullcontext(kept) if kept else await self.start_session()
+        async with ending as session:
+            try:
+                yield session
+            except PyMongoError as error:
+                raise await retries.renew_after_logout(self.client, error) from None
+
+    @asynccontextmanager
+    async def writing(self, kept: Any = None) -> AsyncIterator[Any]:
+        """Open a client session whose write is recorded as the service's latest."""
+        primary = self.driver.known_primary(self.client)
+        async with self.client_session(kept) as session:
+            yield session
+            self.latest.advance(session.operation_time, primary, session.cluster_time)
+
+    def note_read(self, time: Timestamp, session: Any) -> None:
+        """Record the time of what was read in a client session.
+
+        It must not be missing from a later read of another member.
+        """
+        if self.secondaries is not None:
+            self.latest.advance(time, None, session.cluster_time)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Any]:
+        """Open a client session; if the caller is cancelled, end its cursors."""
+        if self.driver is Driver.MOCK:
+            yield None
+            return
+        async with self.client_session() as session:
+            try:
+                yield session
+            except asyncio.CancelledError:
+                # The server would keep the rest of a long reply for half an hour. The
+                # ids of some cursors are unknown: their replies were not awaited.
+                await uninterrupted(kill_client_session(session))
+                raise
+
+    async def run_read_command(
+        self, command: dict[str, Any], session: Any
+    ) -> RawBSONDocument:
+        """Run a read command on the primary; return the reply, still encoded."""
+        raw, to = replies.RAW, {"read_preference": _PRIMARY, "session": session}
+        reply: RawBSONDocument = await self.database.command(
+            command, codec_options=raw, **to
+        )
+        return reply
+
+    async def aggregate(
+        self, collection: Any, pipeline: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Run an aggregation that includes this service's latest write.
+
+        It is repeated soon if it is turned away.
+        """
+
+        async def attempt() -> list[dict[str, Any]]:
+            async with self.reading() as session:
+                self.latest.require_in(session)
+                options = {"session": session, "batchSize": self.limits.reply_documents}
+                return await self.driver.fetch_all(
+                    collection.aggregate(pipeline, **options)
+                )
+
+        return await retries.retry_soon(attempt)
+
+
+async def kill_client_session(
+    session: Any, preference: Any = ReadPreference.PRIMARY
+) -> None:
+    """Kill a client session: a server, by preference, ends all that runs in it."""
+    await kill_client_sessions(session.client, [session.session_id], preference)
+
+
+async def kill_client_sessions(
+    client: Any, ids: list[Document], preference: Any = ReadPreference.PRIMARY
+) -> None:
+    """Kill client sessions of this or another process: all that runs in them ends.
+
+    Their owner needs no privilege for this; the reply to another user is the same, and
+    nothing ends. It is given up soon.
+    """
+    with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
+        async with asyncio.timeout(ABORT_SECONDS):
+            admin = client["admin"]
+            await admin.command("killSessions", ids, read_preference=preference)
+
+
+def _common_fields(ids: Document) -> Document:
+    """Return the shard key's fields in which all matching ``_id``s are equal."""
+    bounds: list[Any] = []
+    for operator, operand in ids.items():
+        if not operator.startswith("$"):
+            return {}  # one _id, in which a mongos sees them
+        bounds += operand if operator == "$in" else [operand]
+    common: Document = {}
+    for name in SHARD_KEY:
+        values = [it[name] for it in bounds if isinstance(it, dict) and name in it]
+        if not values or values != values[:1] * len(bounds):
+            break
+        common[f"_id.{name}"] = values[0]
+    return common

@@ -1,0 +1,385 @@
+"""Storage kernel: the verbs by which all other rooms read and write MongoDB.
+
+Whoever stands above says *what*, as data. The kernel decides *how*: in which client
+session, on which shard, past which cancellation, within which time, with which client
+library, how often again, and which of this package's errors is raised. No other room
+imports PyMongo, catches its errors, or asks which client library there is.
+
+Collections are named by strings, without the service's prefix: ``"sessions"``.
+Queries and statements are data; see :mod:`~mongo_session_service.storage.statements`.
+
+**Read** one or several queries, of one point in time, with all that this service has
+written before. Each has its own list::
+
+    head = Query("sessions", {"_id": key.id}, fields=("revision",))
+    answer = await storage.read(head, Query("events", log, order=1))
+    sessions, events = answer
+    answer.as_of  # to read more of the same time: read(..., as_of=answer.as_of)
+    session = await storage.find_one(head)  # the first document, or None
+
+**Compute** is to read: stages of an aggregation follow a query::
+
+    (counts,) = await storage.read(Query("sessions", wanted, then=({"$group": ...},)))
+
+**Scan** what may be long, in pages by ``_id``. No cursor is open between two of them,
+so the caller may be slow. Each page is of one point in time, together with other
+queries; all pages are, if ``as_of`` is given::
+
+    async for page in storage.scan(Query("events", log, order=1), beside=[head]):
+        page.documents, page.beside, page.as_of
+
+**Commit** statements: one transaction, on a majority when it returns. A statement may
+expect how many documents match it; if one does not, nothing of the batch is written,
+and it raises :class:`RefusedError`. It returns how many documents each has matched, or
+inserted. A single statement is sent by itself, which is faster::
+
+    await storage.commit(
+        Update("sessions", {"_id": key.id, "revision": 3}, {"$set": ...}, expected=1),
+        Insert("events", [document]),
+        Delete("partials", partials_of_session(key), many=True),
+    )
+    (found,) = await storage.commit(Update("sessions", where, change))
+
+**Run** a transaction only where a read in it decides what it writes. It may be tried
+several times, so ``work`` computes everything afresh. ``tx`` has ``find``,
+``find_one``, ``find_and_update``, and ``write`` for the same statements::
+
+    async def rename(tx: Transaction) -> Document | None:
+        found = await tx.find_one(Query("sessions", where))
+        if found is not None:
+            await tx.write(Update("sessions", {"_id": key.id}, change))
+        return found
+
+    found = await storage.run(rename)
+
+**Find and update** one document, and return it as it is then::
+
+    lease = await storage.find_and_update(Update("leases", where, change, upsert=True))
+
+**Remove** what may be much, in steps, each a transaction that holds only as long as the
+*fence* does: a document that has to match in each step, and that nobody but the
+remover changes. Whoever comes next finishes what was interrupted; the last step writes
+the statements that end the removal. Each step yields how many documents it removed::
+
+    fence = Update("sessions", tombstone_filter, {"$inc": {"steps": 1}})
+    end = [Delete("sessions", tombstone_filter)]
+    with suppress(RefusedError):  # somebody else has finished it
+        async for count in storage.remove("events", all_events(key), fence, end):
+            ...
+
+**Hold** the lease in a document, and **follow** the database's changes::
+
+    lease = storage.lease("sessions", key.id, "turn.")
+    stream = storage.follow(pipeline, start)
+
+Foreground calls are impatient: what a server turns away is repeated three times, soon.
+Background work and paged reads pass ``patient=True``: they are repeated for a minute,
+after any failure that passes, and what they write must have the same result when it is
+written twice. Nobody else repeats anything.
+
+What writes is finished even if the caller is cancelled; the cancellation is raised
+then. A read is given up, and nothing of it is left on the server.
+
+Errors are those of :mod:`mongo_session_service.errors`, and four more, which are
+subclasses of these: :class:`DuplicateError`, :class:`RefusedError`,
+:class:`LockedError` and :class:`TooLateError`. Without transactions, and in mongomock,
+the statements of a batch are written one after another, and queries are read so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from bson.timestamp import Timestamp
+from pymongo.errors import NetworkTimeout
+
+from mongo_session_service.model.records import Document
+from mongo_session_service.storage import snapshots
+from mongo_session_service.storage.database import Database
+from mongo_session_service.storage.lease import Lease
+from mongo_session_service.storage.retries import Kind, repeat
+from mongo_session_service.storage.snapshots import Answer
+from mongo_session_service.storage.statements import (
+    Delete,
+    Query,
+    RefusedError,
+    Statement,
+    TooLateError,
+    Update,
+)
+from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.transactions import (
+    ClientSessions,
+    Transaction,
+    is_alone,
+    run_committed,
+    write_alone,
+)
+from mongo_session_service.storage.translation import (
+    TimeLimitError,
+    reporting_partial_removal,
+)
+
+Result = TypeVar("Result")
+
+_KEPT_CLIENT_SESSIONS: Final = 6
+"""As many as the writer has transactions at the same time."""
+
+
+class Page(NamedTuple):
+    """Some of the documents that a query finds, in the order of ``_id``."""
+
+    documents: list[Document]
+    beside: tuple[list[Document], ...]
+    """What was read with them: one list per query."""
+    as_of: Timestamp
+    """The point in time of all that."""
+    is_last: bool
+    """Whether no documents follow these."""
+
+
+class Storage(Database):
+    """The kernel: what one event loop uses of one database."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.client_sessions = ClientSessions(self, _KEPT_CLIENT_SESSIONS)
+        """Those in which batches are committed: their ids stand beside leases."""
+
+    async def read(
+        self,
+        *queries: Query,
+        as_of: Timestamp | None = None,
+        not_before: Timestamp | None = None,
+        whole: bool = True,
+        encoded: bool = False,
+        patient: bool = False,
+    ) -> Answer:
+        """Read the documents that match queries: one list per query, of one time.
+
+        That is ``as_of``, which may not be long past. By default it is neither before
+        the latest write of this service, nor before ``not_before``. Without ``whole``,
+        the last list ends where the first reply does, which holds 16 MB. If
+        ``encoded``, the lists hold encoded documents.
+        """
+        answering = partial(
+            snapshots.answer_queries,
+            self,
+            queries,
+            as_of=as_of,
+            not_before=not_before,
+            whole=whole,
+            encoded=encoded,
+        )
+        with self.contact.asking():
+            return await repeat(self.client, answering, Kind.READ, patient=patient)
+
+    async def find_one(self, query: Query, *, patient: bool = False) -> Document | None:
+        """Read the first document that matches a query; None if there is none."""
+        (found,) = await self.read(query.first(), patient=patient)
+        return found[0] if found else None
+
+    async def scan(
+        self,
+        query: Query,
+        *,
+        beside: Sequence[Query] = (),
+        as_of: Timestamp | None = None,
+        patient: bool = True,
+    ) -> AsyncIterator[Page]:
+        """Read the documents that match a query on ``_id``, in pages; at least one.
+
+        A page has ``limit`` documents of the query, or ``Limits.page_events``, unless
+        they do not fit into a reply. It is read at ``as_of``, by default at a current
+        time. With each page, the queries ``beside`` it are read as well.
+        """
+        query = query.paged(self.limits.page_events)
+        is_last = False
+        while not is_last:
+            answer = await self.read(
+                *beside, query, as_of=as_of, whole=False, patient=patient
+            )
+            *others, documents = answer
+            is_last = answer.is_whole and len(documents) < (query.limit or 0)
+            yield Page(documents, tuple(others), answer.as_of, is_last)
+            if documents:
+                query = query.after(documents[-1]["_id"])
+
+    async def commit(
+        self,
+        *statements: Statement,
+        limit: float | None = None,
+        attempts: int | None = None,
+        patient: bool = False,
+        shielded: bool = True,
+    ) -> list[int]:
+        """Write statements; return how many documents each has matched or inserted.
+
+        Several are one transaction, a single one is sent by itself. It is given up
+        after ``limit`` seconds, by default ``write_timeout``. Of write conflicts it
+        meets ``attempts`` at most, and raises ``LockedError`` at the last; a statement
+        by itself waits for the lock. A task of its own, which is cancelled only when
+        the event loop ends, need not be ``shielded`` from cancellation.
+        """
+        if is_alone(statements):
+            writing = self._commit_alone(statements[0], limit, patient=patient)
+        else:
+            write = partial(_write_all, statements)
+            writing = self._run(
+                write, limit, attempts=attempts, patient=patient, is_kept=True
+            )
+        return await (uninterrupted(writing) if shielded else writing)
+
+    async def run(
+        self,
+        work: Callable[[Transaction], Awaitable[Result]],
+        *,
+        limit: float | None = None,
+        attempts: int | None = None,
+        patient: bool = False,
+    ) -> Result:
+        """Run ``work`` as one transaction, on a majority when this returns.
+
+        It may be called again, so it computes everything afresh. The transaction is
+        given up after ``limit`` seconds, as ``TooLateError``, by default after
+        ``write_timeout``.
+        """
+        running = self._run(work, limit, attempts=attempts, patient=patient)
+        return await uninterrupted(running)
+
+    async def find_and_update(
+        self,
+        update: Update,
+        *,
+        fields: tuple[str, ...] = (),
+        patient: bool = False,
+    ) -> Document | None:
+        """Update one document, and return it as it is then; None if none matches."""
+
+        async def write(tx: Transaction) -> Document | None:
+            return await tx.find_and_update(update, fields=fields)
+
+        return await uninterrupted(self._alone(write, None, patient=patient))
+
+    async def remove(
+        self,
+        collection: str,
+        wanted: Document,
+        fence: Update,
+        end: Sequence[Statement] = (),
+        *,
+        limit: float | None = None,
+    ) -> AsyncIterator[int]:
+        """Remove documents in steps, in the order of ``_id``; yield each one's count.
+
+        In each step the fence has to match, or it raises ``RefusedError``; an empty
+        change of it only looks. The last step writes ``end``. A failure leaves a part,
+        which it reports as ``UnknownOutcomeError``.
+        """
+        most = self.limits.removed_events
+        query = Query(collection, wanted, order=1, limit=most + 1, fields=("_id",))
+
+        async def remove_step(tx: Transaction) -> tuple[int, bool]:
+            if not await tx.matches(fence):
+                raise RefusedError
+            ids = [each["_id"] for each in await tx.find(query)]
+            is_last = len(ids) <= most
+            if ids:
+                some = wanted
+                if not is_last:
+                    some = {**wanted, "_id": {"$gte": ids[0], "$lt": ids[-1]}}
+                await tx.write(Delete(collection, some, many=True))
+            if is_last:
+                await tx.write(*end)
+            return len(ids[:most]), is_last
+
+        is_last = False
+        while not is_last:
+            with reporting_partial_removal():
+                count, is_last = await self.run(remove_step, limit=limit)
+            yield count
+
+    def lease(self, collection: str, id_: object, path: str = "") -> Lease:
+        """The lease in a document, at a path in it such as ``turn.``; not held yet."""
+        return Lease(self, self.prefix + collection, id_, path)
+
+    async def command(
+        self, command: Document, *, database: str = "", patient: bool = False
+    ) -> Document:
+        """Run a command that reads, or may be done twice; return the reply.
+
+        It is for what is no document: indexes, statistics, privileges.
+        """
+        target = self.client[database] if database else self.database
+        running = partial(target.command, command)
+        return await repeat(self.client, running, Kind.READ, patient=patient)
+
+    async def _run(
+        self,
+        work: Callable[[Transaction], Awaitable[Result]],
+        limit: float | None,
+        *,
+        attempts: int | None = None,
+        patient: bool = False,
+        is_kept: bool = False,
+    ) -> Result:
+        seconds = self.write_timeout if limit is None else max(limit, 0.0)
+
+        async def attempt() -> Result:
+            if not self.has_transactions:
+                return await work(Transaction(self, None))
+            lending = self.client_sessions.borrow() if is_kept else nullcontext()
+            try:
+                async with lending as kept:
+                    return await run_committed(
+                        self,
+                        lambda session: work(Transaction(self, session)),
+                        seconds,
+                        attempts,
+                        kept,
+                    )
+            except TimeLimitError as error:
+                if limit is None:
+                    raise
+                raise TooLateError(f"MongoDB is unavailable: {error}.") from None
+
+        kind = Kind.TRANSACTION if self.has_transactions else Kind.WRITE
+        return await repeat(self.client, attempt, kind, patient=patient)
+
+    async def _commit_alone(
+        self, statement: Statement, limit: float | None, *, patient: bool
+    ) -> list[int]:
+        async def write(tx: Transaction) -> list[int]:
+            return [await write_alone(tx, statement)]
+
+        return await self._alone(write, limit, patient=patient)
+
+    async def _alone(
+        self,
+        write: Callable[[Transaction], Awaitable[Result]],
+        limit: float | None,
+        *,
+        patient: bool,
+    ) -> Result:
+        """Write by one statement, outside of transactions."""
+        seconds = self.write_timeout if limit is None else max(limit, 0.0)
+
+        async def attempt() -> Result:
+            try:
+                async with asyncio.timeout(seconds):
+                    if not self.has_transactions:
+                        return await write(Transaction(self, None))
+                    async with self.writing() as session:
+                        return await write(Transaction(self, session))
+            except TimeoutError:
+                raise NetworkTimeout from None
+
+        return await repeat(self.client, attempt, Kind.WRITE, patient=patient)
+
+
+async def _write_all(statements: Sequence[Statement], tx: Transaction) -> list[int]:
+    return await tx.write(*statements)
