@@ -67,10 +67,9 @@ the statements that end the removal. Each step yields how many documents it remo
         async for count in storage.remove("events", all_events(key), fence, end):
             ...
 
-**Hold** the lease in a document, and **follow** the database's changes::
+**Hold** the lease in a document::
 
     lease = storage.lease("sessions", key.id, "turn.")
-    stream = storage.follow(pipeline, start)
 
 Foreground calls are impatient: what a server turns away is repeated three times, soon.
 Background work and paged reads pass ``patient=True``: they are repeated for a minute,
@@ -89,7 +88,7 @@ the statements of a batch are written one after another, and queries are read so
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -190,7 +189,7 @@ class Storage(Database):
         beside: Sequence[Query] = (),
         as_of: Timestamp | None = None,
         patient: bool = True,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncGenerator[Page]:
         """Read the documents that match a query on ``_id``, in pages; at least one.
 
         A page has ``limit`` documents of the query, or ``Limits.page_events``, unless
@@ -273,7 +272,7 @@ class Storage(Database):
         end: Sequence[Statement] = (),
         *,
         limit: float | None = None,
-    ) -> AsyncIterator[int]:
+    ) -> AsyncGenerator[int]:
         """Remove documents in steps, in the order of ``_id``; yield each one's count.
 
         In each step the fence has to match, or it raises ``RefusedError``; an empty

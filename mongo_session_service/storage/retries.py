@@ -139,11 +139,15 @@ async def repeat(
             if _may_repeat(failure, kind, patient=patient):
                 pause = next(waiting, None)
                 if pause is None and patient and kind is not Kind.WRITE:
-                    raise gave_up_error(failure) from None
+                    raise gave_up_error(failure, client) from None
             if pause is None:
-                raise _translated(failure, kind) from None
-        except (BSONError, RuntimeError) as error:
-            raise _translated(error, kind) from None
+                raise _translated(failure, kind, client) from None
+        except BSONError as error:
+            raise translate_error(error) from None
+        except RuntimeError as error:
+            if not _FOREIGN.search(str(error)):
+                raise
+            raise ConfigurationError(FOREIGN_LOOP) from None
         await asyncio.sleep(pause)
 
 
@@ -158,16 +162,11 @@ def _may_repeat(error: PyMongoError, kind: Kind, *, patient: bool) -> bool:
     return is_turned_away(error) or isinstance(error, LoginLostError)
 
 
-def _translated(
-    error: PyMongoError | BSONError | RuntimeError, kind: Kind
-) -> Exception:
+def _translated(error: PyMongoError, kind: Kind, client: Any) -> Exception:
     """Return the error that leaves the room, without the driver's, which may quote."""
-    if isinstance(error, RuntimeError):
-        is_foreign = _FOREIGN.search(str(error))
-        return ConfigurationError(FOREIGN_LOOP) if is_foreign else error
-    if isinstance(error, PyMongoError) and is_duplicate_key(error):
+    if is_duplicate_key(error):
         return DuplicateError()
-    if isinstance(error, PyMongoError) and kind is Kind.WRITE:
+    if kind is Kind.WRITE:
         try:
             with reporting_unknown_outcome():
                 raise error
@@ -175,7 +174,7 @@ def _translated(
             return unknown
         except PyMongoError:
             pass
-    return translate_error(error)
+    return translate_error(error, client)
 
 
 async def retry(

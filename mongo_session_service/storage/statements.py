@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mongo_session_service.errors import StorageError, StorageUnavailableError
-from mongo_session_service.model.records import Document
+
+if TYPE_CHECKING:  # the command line handles an outage without ADK
+    from mongo_session_service.model.records import Document
 
 
 @dataclass(frozen=True, slots=True)
