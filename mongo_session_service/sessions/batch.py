@@ -195,7 +195,7 @@ class BatchStore:
     async def _update(
         self,
         collection: Any,
-        updates: list[Update],
+        updates: list[DocumentUpdate],
         txn: Txn,
         *,
         upsert: bool = False,
@@ -267,20 +267,20 @@ class BatchStore:
         return marker, stored["_id"]["revision"]
 
 
-class Update(NamedTuple):
+class DocumentUpdate(NamedTuple):
     """Change of one document."""
 
     filter: Document
     change: Document
 
 
-def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
+def initial_updates(sessions: Iterable[NewSession]) -> list[DocumentUpdate]:
     """Build the updates that store large initial states apart, at revision 0 of a log.
 
     A document is of one session only, and not of a later one of the same id.
     """
     return [
-        Update({"_id": each.key.event_id(0)}, {"$set": _initial(each)})
+        DocumentUpdate({"_id": each.key.event_id(0)}, {"$set": _initial(each)})
         for each in sessions
         if has_initial_document(each)
     ]
@@ -295,7 +295,7 @@ def session_updates(
     planned: Iterable[PlannedWrite],
     waiting: Mapping[tuple[SessionKey, int], Document],
     alive: Document,
-) -> list[Update]:
+) -> list[DocumentUpdate]:
     """Build the updates of appends to their sessions: one for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
@@ -304,7 +304,7 @@ def session_updates(
     Given are the fields of what waits after an append, if it changes that, by its
     session and revision, and the filter for what is ``alive``, if it is to expire.
     """
-    updates: dict[SessionKey, Update] = {}
+    updates: dict[SessionKey, DocumentUpdate] = {}
     for each in planned:
         append, expected = each.write, each.expected
         if not isinstance(append, Append):
@@ -319,7 +319,7 @@ def session_updates(
                 "ttl": ttl,
                 **(alive if expires else {"expire_time": None}),
             }
-            update = updates[append.key] = Update(expectation, {"$set": {}})
+            update = updates[append.key] = DocumentUpdate(expectation, {"$set": {}})
         if append.fence is not None:
             epoch, create_time = append.fence
             held = {TURN_EPOCH: epoch, "create_time": create_time}
@@ -358,12 +358,12 @@ def _set_or_remove(change: Document, fields: Document) -> None:
         change["$unset"] = removed
 
 
-def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+def app_updates(writes: Iterable[Append | NewSession]) -> list[DocumentUpdate]:
     """Build the updates of app state: one for each app, later deltas last."""
     return _scope_updates((write.key.app_name, write.delta.app) for write in writes)
 
 
-def user_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+def user_updates(writes: Iterable[Append | NewSession]) -> list[DocumentUpdate]:
     """Build the updates of user state: one for each user, later deltas last."""
     return _scope_updates(
         (user_state_id(write.key.app_name, write.key.user_id), write.delta.user)
@@ -371,11 +371,11 @@ def user_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
     )
 
 
-def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[Update]:
-    updates: dict[str, Update] = {}
+def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[DocumentUpdate]:
+    updates: dict[str, DocumentUpdate] = {}
     for id_, delta in deltas:
         if delta:
-            empty = Update({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
+            empty = DocumentUpdate({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
             update = updates.setdefault(repr(id_), empty)
             update.change["$set"] |= {_STATE + name: it for name, it in delta.items()}
             update.change["$inc"]["revision"] += 1

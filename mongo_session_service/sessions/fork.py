@@ -34,7 +34,7 @@ from mongo_session_service.model.metadata import ADK_METADATA, Details, display_
 from mongo_session_service.model.records import Document, NewSession, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import deletion, history, queries, rewinds
-from mongo_session_service.sessions.batch import Update, initial_updates
+from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import waiting_fields_at
 from mongo_session_service.storage.compat import Driver
@@ -180,7 +180,7 @@ class Fork:
         ]
         await driver.fetch_all(events.aggregate(stages, maxTimeMS=_STEP_MS))
 
-    async def build_session(self) -> tuple[Document, list[Update]]:
+    async def build_session(self) -> tuple[Document, list[DocumentUpdate]]:
         """Build the new session's document, and updates for a large initial state."""
         head = self.origin.session
         known, state = history.recorded_initial_state(*self.origin), head["state"]
@@ -225,7 +225,9 @@ class Fork:
         past = decode_fields({ADK_METADATA: named})
         return replace(Details.from_document(head), title=display_name(past))
 
-    async def store_session(self, document: Document, apart: list[Update]) -> None:
+    async def store_session(
+        self, document: Document, apart: list[DocumentUpdate]
+    ) -> None:
         """Replace the reservation with the session, if the source still exists."""
         connection, held = self.connection, self.reservation
         source = {

@@ -100,7 +100,7 @@ from mongo_session_service.model.records import Document
 from mongo_session_service.storage import snapshots
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.lease import Lease
-from mongo_session_service.storage.retries import Kind, repeat
+from mongo_session_service.storage.retries import Effect, repeat
 from mongo_session_service.storage.snapshots import Answer
 from mongo_session_service.storage.statements import (
     Delete,
@@ -129,7 +129,7 @@ _KEPT_CLIENT_SESSIONS: Final = 6
 """As many as the writer has transactions at the same time."""
 
 
-class Page(NamedTuple):
+class ScannedPage(NamedTuple):
     """Some of the documents that a query finds, in the order of ``_id``."""
 
     documents: list[Document]
@@ -175,7 +175,7 @@ class Storage(Database):
             encoded=encoded,
         )
         with self.contact.asking():
-            return await repeat(self.client, answering, Kind.READ, patient=patient)
+            return await repeat(self.client, answering, Effect.READ, patient=patient)
 
     async def find_one(self, query: Query, *, patient: bool = False) -> Document | None:
         """Read the first document that matches a query; None if there is none."""
@@ -189,7 +189,7 @@ class Storage(Database):
         beside: Sequence[Query] = (),
         as_of: Timestamp | None = None,
         patient: bool = True,
-    ) -> AsyncGenerator[Page]:
+    ) -> AsyncGenerator[ScannedPage]:
         """Read the documents that match a query on ``_id``, in pages; at least one.
 
         A page has ``limit`` documents of the query, or ``Limits.page_events``, unless
@@ -204,7 +204,7 @@ class Storage(Database):
             )
             *others, documents = answer
             is_last = answer.is_whole and len(documents) < (query.limit or 0)
-            yield Page(documents, tuple(others), answer.as_of, is_last)
+            yield ScannedPage(documents, tuple(others), answer.as_of, is_last)
             if documents:
                 query = query.after(documents[-1]["_id"])
 
@@ -315,7 +315,7 @@ class Storage(Database):
         """
         target = self.client[database] if database else self.database
         running = partial(target.command, command)
-        return await repeat(self.client, running, Kind.READ, patient=patient)
+        return await repeat(self.client, running, Effect.READ, patient=patient)
 
     async def _run(
         self,
@@ -346,8 +346,8 @@ class Storage(Database):
                     raise
                 raise TooLateError(f"MongoDB is unavailable: {error}.") from None
 
-        kind = Kind.TRANSACTION if self.has_transactions else Kind.WRITE
-        return await repeat(self.client, attempt, kind, patient=patient)
+        effect = Effect.TRANSACTION if self.has_transactions else Effect.WRITE
+        return await repeat(self.client, attempt, effect, patient=patient)
 
     async def _commit_alone(
         self, statement: Statement, limit: float | None, *, patient: bool
@@ -377,7 +377,7 @@ class Storage(Database):
             except TimeoutError:
                 raise NetworkTimeout from None
 
-        return await repeat(self.client, attempt, Kind.WRITE, patient=patient)
+        return await repeat(self.client, attempt, Effect.WRITE, patient=patient)
 
 
 async def _write_all(statements: Sequence[Statement], tx: Transaction) -> list[int]:

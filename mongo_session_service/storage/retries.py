@@ -109,7 +109,7 @@ async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
     return error
 
 
-class Kind(Enum):
+class Effect(Enum):
     """How far a failure leaves the outcome of what is repeated unknown."""
 
     READ = auto()
@@ -118,7 +118,7 @@ class Kind(Enum):
 
 
 async def repeat(
-    client: Any, work: Callable[[], Awaitable[Result]], kind: Kind, *, patient: bool
+    client: Any, work: Callable[[], Awaitable[Result]], effect: Effect, *, patient: bool
 ) -> Result:
     """Do something, again after a failure that passes; raise this package's errors.
 
@@ -136,12 +136,12 @@ async def repeat(
         except PyMongoError as error:
             failure = await renew_after_logout(client, error)
             pause = None
-            if _may_repeat(failure, kind, patient=patient):
+            if _may_repeat(failure, effect, patient=patient):
                 pause = next(waiting, None)
-                if pause is None and patient and kind is not Kind.WRITE:
+                if pause is None and patient and effect is not Effect.WRITE:
                     raise gave_up_error(failure, client) from None
             if pause is None:
-                raise _translated(failure, kind, client) from None
+                raise _translated(failure, effect, client) from None
         except BSONError as error:
             raise translate_error(error) from None
         except RuntimeError as error:
@@ -151,10 +151,10 @@ async def repeat(
         await asyncio.sleep(pause)
 
 
-def _may_repeat(error: PyMongoError, kind: Kind, *, patient: bool) -> bool:
+def _may_repeat(error: PyMongoError, effect: Effect, *, patient: bool) -> bool:
     if patient:
         return is_transient(error)
-    if kind is Kind.READ:
+    if effect is Effect.READ:
         # Where no server was found, the driver has waited already.
         return is_transient(error) and not isinstance(
             error, ServerSelectionTimeoutError
@@ -162,11 +162,11 @@ def _may_repeat(error: PyMongoError, kind: Kind, *, patient: bool) -> bool:
     return is_turned_away(error) or isinstance(error, LoginLostError)
 
 
-def _translated(error: PyMongoError, kind: Kind, client: Any) -> Exception:
+def _translated(error: PyMongoError, effect: Effect, client: Any) -> Exception:
     """Return the error that leaves the room, without the driver's, which may quote."""
     if is_duplicate_key(error):
         return DuplicateError()
-    if kind is Kind.WRITE:
+    if effect is Effect.WRITE:
         try:
             with reporting_unknown_outcome():
                 raise error

@@ -25,7 +25,7 @@ from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.batch import Update, initial_updates
+from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
 from mongo_session_service.sessions.deletion import (
     IMPORT,
     Reservations,
@@ -363,7 +363,7 @@ class ImportTarget:
         missing = [each for each in appends if each[0] > matched]
         waiting = await waiting_after(self._connection, stored, missing)
         events = list(incoming.documents(matched, waiting))
-        initial: list[Update] | None = None
+        initial: list[DocumentUpdate] | None = None
         if incoming.is_last:
             fields, initial = self._changed_fields(incoming, stored)
         elif events:
@@ -401,7 +401,7 @@ class ImportTarget:
 
     def _changed_fields(
         self, incoming: EncodedSession, stored: Document
-    ) -> tuple[Document, list[Update] | None]:
+    ) -> tuple[Document, list[DocumentUpdate] | None]:
         """Return the fields that an existing session gets, None for those it loses.
 
         And the updates that store a large initial state; None to leave it as it is.
