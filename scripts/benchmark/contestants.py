@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,7 +49,8 @@ class Lane:
     """The events that are appended to one session, one after another."""
 
     session: Session
-    events: list[Event]
+    events: Iterator[Event]
+    """Each is made when it is asked for, in the time that is measured."""
 
 
 class Contestant:

@@ -1,4 +1,4 @@
-"""Measures live subscriptions, thousands of them in one process, and durable consumers.
+"""Measures what changes cost: subscriptions, durable consumers, tokens of turns.
 
 memory     of subscriptions that wait, in MB, and how fast they open
 cursors    of the server, which they share
@@ -8,8 +8,10 @@ CPU        of mongod per write, with no, one and a thousand subscriptions, in tu
 writes     how many appends per second, 32 at once, with and without subscriptions
 consumers  changes per second, from the log and from the stream, by way of handling,
            and how far a consumer is behind while another process appends
+turns      from a token of a running turn to its readers in another process, and what
+           turns cost appends
 
-Every subscription and every consumer is checked to receive what it must.
+Every subscription, consumer and reader is checked to receive what it must.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from benchmark.circumstances import show_progress
 from benchmark.consumers import measure_consumers
 from benchmark.figures import WrongError, quantile
 from benchmark.report import Report, reporting
+from benchmark.turns import measure_turns
 from mongo_session_service import MongoSessionService, Subscription
 
 APP, USERS = "app", 50
@@ -296,10 +299,11 @@ def main() -> int:
     if count < SHARE or count % SHARE:
         parser.error("--subscriptions must be a number of hundreds")
     writes, changes = (200, 2000) if arguments.quick else (1000, 20_000)
-    with reporting("Feed and consumers", arguments) as (report, mongodb):
+    with reporting("Feed, consumers and turns", arguments) as (report, mongodb):
         subscriptions = Subscriptions(
             *(mongodb.uri, mongodb.pids[0], count, arguments.rounds, writes, report)
         )
         asyncio.run(subscriptions.measure())
         asyncio.run(measure_consumers(mongodb.uri, changes, report))
+        measure_turns(mongodb.uri, arguments.rounds, report)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
@@ -145,10 +146,14 @@ class Append(Workload):
 
     def _lane(self, index: int, count: int) -> Lane:
         appended = self._appended[index]
-        numbers = range(len(appended), len(appended) + count)
-        events = [make_event(number, self.delta(index, number)) for number in numbers]
-        appended += [each.id for each in events]
-        return Lane(self._sessions[index], events)
+
+        def made() -> Iterator[Event]:
+            for number in range(len(appended), len(appended) + count):
+                event = make_event(number, self.delta(index, number))
+                appended.append(event.id)
+                yield event
+
+        return Lane(self._sessions[index], made())
 
     @override
     async def check(self) -> int:

@@ -140,18 +140,10 @@ def test_more_is_better(unit: str, ours: list[int], theirs: list[int]) -> None:
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(
-    "program",
-    [
-        ("stuck", "--seconds", "1"),
-        ("feed", "--subscriptions", "100"),
-        ("turns", "--seconds", "2"),
-    ],
-)
-def test_program_reports(program: tuple[str, ...], tmp_path: Path) -> None:
-    """The other programs check what they measure, and write their figures."""
+def test_the_feed_is_measured(tmp_path: Path) -> None:
+    """The program checks what it measures, and writes its figures."""
     figures = tmp_path / "bench.json"
-    done = run(*program, "--quick", "--json", figures)
+    done = run("feed", "--subscriptions", "100", "--quick", "--json", figures)
 
     assert done.returncode == 0, done.stderr
     assert "rough: 2 rounds" in done.stdout
