@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
 import time
-from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -17,6 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, aclosing, suppress
+from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -32,7 +31,6 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.http import problems
-from mongo_session_service.http.reading_budget import PIECE, ReadingBudget, Share
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage.cooperative import Pace
 
@@ -46,6 +44,9 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
+PIECE: Final = 32_768
+"""Characters that are sent at once: a server holds so many for a client, or twice."""
+
 RECONNECT_SECONDS: Final = 2
 """Seconds after which a client should reconnect."""
 
@@ -54,7 +55,6 @@ _MUCH_LATER: Final = 60
 
 _FAREWELL: Final = 1.0
 """Seconds for a client to read the end of its stream when the server is shut down."""
-
 
 _NEVER: Final = 10**9
 """Seconds between comments of sse-starlette, which would cut into what is sent."""
@@ -70,7 +70,7 @@ class Frame(NamedTuple):
     id: str | None = None
 
 
-Frames: TypeAlias = AsyncGenerator[Frame, None]
+Frames: TypeAlias = AsyncGenerator[list[Frame], None]
 
 
 def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
@@ -93,59 +93,37 @@ def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
 
 
 class Outbox:
-    """Frames that are ready: what is sent at once, as a server's call costs more."""
+    """Frames to be sent: what is ready together, as each call of a server costs."""
 
     def __init__(self) -> None:
-        self._frames: list[Frame] = []
-        self._size = 0
-        self._has_room = asyncio.Event()
-        self.is_due = asyncio.Event()
-        """Set when there are frames, or a source has ended."""
+        self._queue: asyncio.Queue[list[Frame]] = asyncio.Queue()
+        self._untaken = 0
 
-    async def fill(self, source: Frames) -> None:
-        """Hold what a source has until its end; a piece, or one frame beyond that."""
+    async def collect(self, source: Frames) -> None:
+        """Add what a source has; beyond a piece, wait until it is sent."""
         pace = Pace()
         try:
-            async for frame in source:
-                self._frames.append(frame)
-                self._size += len(frame.data)
-                self.is_due.set()
-                if self._size >= PIECE:
-                    self._has_room.clear()
-                    await self._has_room.wait()
+            async for frames in source:
+                self._queue.put_nowait(frames)
+                self._untaken += sum(len(each.data) for each in frames)
+                if self._untaken >= PIECE:
+                    await self._queue.join()
                 await pace.yield_to_loop()
         finally:
-            self.is_due.set()
+            self._queue.put_nowait([])
 
-    def empty(self) -> list[Frame]:
-        """Return what is ready, and make room."""
-        frames, self._frames, self._size = self._frames, [], 0
-        self._has_room.set()
-        self.is_due.clear()
-        return frames
+    async def take(self) -> list[list[Frame]]:
+        """Wait for something; nothing if a source has ended."""
+        taken = [await self._queue.get()]
+        taken += [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        self._untaken = 0
+        return taken
 
-
-class Page(Share):
-    """Frames of what was read from storage; they count until they are sent."""
-
-    def __init__(self, budget: ReadingBudget) -> None:
-        super().__init__(budget)
-        self._frames: deque[Frame] = deque()
-        self._unsent = 0
-
-    def add(self, frame: Frame) -> None:
-        """Add a frame that was made of what was read."""
-        self._frames.append(frame)
-        self._unsent += sys.getsizeof(frame.data)
-
-    def drain(self) -> Iterator[Frame]:
-        """Hand out each frame once the one before is sent."""
-        while self._frames:
-            self.shrink(self._unsent)
-            frame = self._frames.popleft()
-            yield frame
-            self._unsent -= sys.getsizeof(frame.data)
-        self.close()
+    def note_sent(self, taken: list[list[Frame]]) -> None:
+        """Free what was taken, before its sources read more."""
+        for frames in taken:
+            frames.clear()
+            self._queue.task_done()
 
 
 class StreamPlace(NamedTuple):
@@ -163,75 +141,59 @@ class StreamPlace(NamedTuple):
         return cls(revision, (partial[0], partial[1]) if partial else None)
 
 
-class Content:
-    """Everything that happens to one session."""
+async def session_frames(
+    subscription: SessionSubscription,
+    share: asyncio.Semaphore,
+    held: AsyncExitStack,
+    first: Frame | None,
+    after_partial: tuple[int, int] | None,
+) -> Frames:
+    """Everything that happens to one session, a page of its log at a time.
 
-    def __init__(
-        self,
-        subscription: SessionSubscription,
-        after_partial: tuple[int, int] | None,
-        page: Page,
-    ) -> None:
-        self._subscription = subscription
-        self._after_partial = after_partial
-        self._page = page
-
-    async def begin(self, first: Change | None) -> None:
-        """Begin with a change that has no id: a client could not resume from it."""
-        if first is not None:
-            self._page.add(Frame(first.kind, first.json_text))
-        if self._subscription.has_page:
-            await self._read_page()
-
-    async def frames(self) -> Frames:
-        """Read on whenever what was read is sent."""
-        while True:
-            for frame in self._page.drain():
-                yield frame
-            if not self._subscription.is_following:
-                await self._page.reserve()
-            if not await self._read_page():
-                return
-
-    async def _read_page(self) -> bool:
-        """Wait for a change, and keep of all that was read with it only the text."""
-        pace = Pace()
-        async for change in self._subscription:
-            self._page.add(self._frame_of(change))
+    The share is held at first, and then for each page until it is sent; not for changes
+    that follow, whose readers share their text.
+    """
+    if first is not None:
+        yield [first]
+    while True:
+        if subscription.is_following:
+            await held.aclose()
+        frames, pace = [], Pace()
+        async for change in subscription:
+            turn, position, id_ = change.turn, change.turn_position, None
+            if turn is not None and position is not None:
+                after_partial = (turn.epoch, position)
+            if position is not None or change.revision is not None:
+                place = (subscription.last_revision, *(after_partial or ()))
+                id_ = "-".join(map(str, place))
+            frames.append(Frame(change.kind, change.json_text, id_))
             await pace.yield_to_loop()
-            if not self._subscription.has_page:
-                return True
-        return False
-
-    def _frame_of(self, change: Change) -> Frame:
-        """Make its frame, with the id by which a client resumes after it, if it can."""
-        if change.turn is not None and change.turn_position is not None:
-            self._after_partial = (change.turn.epoch, change.turn_position)
-        elif change.revision is None:
-            return Frame(change.kind, change.json_text)
-        place = (self._subscription.last_revision, *(self._after_partial or ()))
-        return Frame(change.kind, change.json_text, "-".join(map(str, place)))
+            if not subscription.has_page:
+                break
+        else:
+            return
+        yield frames
+        if not subscription.is_following:
+            await held.aclose()
+            await held.enter_async_context(share)
 
 
-async def earlier_events(pages: AsyncGenerator[list[Change]], page: Page) -> Frames:
+async def earlier_events(
+    pages: AsyncGenerator[list[Change]], share: asyncio.Semaphore
+) -> Frames:
     """Read the events of a session before a revision, the latest first."""
-    with suppress(SessionNotFoundError):  # which its content tells
-        while await _read_earlier(pages, page):
-            for frame in page.drain():
-                yield frame
-        page.close()
-        yield Frame("beginning", "{}")
-
-
-async def _read_earlier(pages: AsyncGenerator[list[Change]], page: Page) -> bool:
-    pace = Pace()
-    await page.reserve()
-    async for changes in pages:
-        for each in changes:
-            page.add(Frame("earlier", each.json_text))
-            await pace.yield_to_loop()
-        return True
-    return False
+    with suppress(SessionNotFoundError):  # its content has ``deleted``
+        while True:
+            async with share:
+                changes = await anext(pages, None)
+                if changes is None:
+                    break
+                frames, pace = [], Pace()
+                for each in changes:
+                    frames.append(Frame("earlier", each.json_text))
+                    await pace.yield_to_loop()
+                yield frames
+        yield [Frame("beginning", "{}")]
 
 
 async def outlines(
@@ -239,18 +201,19 @@ async def outlines(
     is_shown: Callable[[Change], Awaitable[bool]],
     first: Change | None,
 ) -> Frames:
-    """Tell what happens to several sessions, without events and state."""
+    """Everything that happens to several sessions, without events and state."""
     if first is not None:
-        yield Frame(first.kind, first.json_text)
+        yield [Frame(first.kind, first.json_text)]
     async for change in subscription:
         if change.kind != "partial" and await is_shown(change):
-            yield Frame(change.kind, change.outline_text)
+            yield [Frame(change.kind, change.outline_text)]
 
 
 class ChangeStream(EventSourceResponse):
     """Sends what its sources have until the first of them ends, or nobody may read it.
 
-    A reader that takes nothing for ``http_unread_seconds`` is cut off.
+    A reader is cut off that takes nothing for ``http_unread_seconds``, or less than
+    ``http_least_rate`` of what is sent together.
     """
 
     media_type = "text/event-stream"
@@ -272,6 +235,7 @@ class ChangeStream(EventSourceResponse):
         self._sources = sources
         self._opened = opened
         self._permit = permit
+        self._limits = limits
         self._heartbeat = limits.http_heartbeat_seconds
         self._permitted_until = time.monotonic() + self._heartbeat
         super().__init__(
@@ -283,22 +247,24 @@ class ChangeStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
+        is_unread = False
         try:
             await super().__call__(scope, receive, send)
-            if self.active:  # the server is shut down: it would log an error
-                # ASGI lets servers raise one as well if the client has left.
-                with suppress(OSError):
-                    async with asyncio.timeout(_FAREWELL):
-                        await send(_END)
         except* SendTimeoutError:
-            logger.info("A client's stream ends. It did not read.")
-            await self._opened.aclose()
-            # No server lets an app close a connection: the little that the client has
-            # not read waits for it, without a limit, as any answer does.
-            await send(_END)
+            is_unread = True
         finally:
             # The generator does not run if the client left before the first piece.
             await self._opened.aclose()
+        if is_unread:
+            logger.info("A client's stream ends. It did not read.")
+            # No server lets an app close a connection: the little that the client has
+            # not read waits for it, without a limit, as any answer does.
+            await send(_END)
+        elif self.active:  # the server is shut down: it would log an error
+            # ASGI lets servers raise one as well if the client has left.
+            with suppress(OSError):
+                async with asyncio.timeout(_FAREWELL):
+                    await send(_END)
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         heartbeat = f": heartbeat {self._heartbeat:g}\n".encode()
@@ -307,10 +273,15 @@ class ChangeStream(EventSourceResponse):
         try:
             async with aclosing(self._ready_frames()) as ready:
                 async for frames in ready:
+                    spare = self._limits.http_unread_seconds
                     for piece in pieces_of(frames) if frames else [heartbeat + b"\n"]:
                         await self._recheck_permission()
-                        sent = piece
+                        sent, began = piece, time.monotonic()
                         yield sent
+                        spare -= time.monotonic() - began
+                        spare += len(piece) / self._limits.http_least_rate
+                        if spare < 0:
+                            raise SendTimeoutError
         except MongoSessionServiceError as error:
             logger.info("A client's stream ends. %s", error)
             yield trouble(*reason_of(error))
@@ -326,26 +297,30 @@ class ChangeStream(EventSourceResponse):
     async def _ready_frames(self) -> AsyncGenerator[list[Frame], None]:
         """Wait for whatever the sources have; nothing for each heartbeat of silence."""
         outbox = Outbox()
-        filling = [asyncio.create_task(outbox.fill(it)) for it in self._sources]
+        collecting = [
+            asyncio.create_task(outbox.collect(each)) for each in self._sources
+        ]
         try:
             while True:
                 try:
                     async with asyncio.timeout(self._heartbeat):
-                        await outbox.is_due.wait()
+                        taken = await outbox.take()
                 except TimeoutError:
                     yield []
                     continue
-                ended = [each for each in filling if each.done()]
-                if frames := outbox.empty():
+                ended = [each for each in collecting if each.done()]
+                if frames := list(chain(*taken)):
                     yield frames
+                frames.clear()
+                outbox.note_sent(taken)
                 for each in ended:
                     each.result()
-                if filling[0] in ended:
+                if collecting[0] in ended:
                     return
         finally:
-            for each in filling:
+            for each in collecting:
                 each.cancel()
-            await asyncio.gather(*filling, return_exceptions=True)
+            await asyncio.gather(*collecting, return_exceptions=True)
 
 
 def trouble(seconds: int, reason: str) -> bytes:

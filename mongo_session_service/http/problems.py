@@ -37,7 +37,7 @@ RETRY_SECONDS: Final = 10
 SEE_LOG: Final = "Sessions cannot be read or written; see the server's log."
 UNAVAILABLE: Final = "MongoDB is unavailable."
 
-_LATER: Final = {"Retry-After": str(RETRY_SECONDS)}
+LATER: Final = {"Retry-After": str(RETRY_SECONDS)}
 
 REFUSED: Final = (
     HTTPException,
@@ -103,7 +103,7 @@ def problem_of_error(error: Exception) -> Response:
         case UnknownOutcomeError():
             return problem_response(503, "It is not known whether this was done.")
         case StorageUnavailableError():
-            return problem_response(503, UNAVAILABLE, _LATER)
+            return problem_response(503, UNAVAILABLE, LATER)
         case _:
             logger.error("A request failed. %s", error)
             return problem_response(500, SEE_LOG)

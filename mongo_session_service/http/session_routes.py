@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -11,9 +12,10 @@ from collections.abc import (
     Iterable,
     Mapping,
 )
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Depends, Query
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
@@ -21,13 +23,16 @@ from google.adk.agents.run_config import (  # type: ignore[attr-defined]
     StreamingMode,
 )
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.platform import time
+from google.adk.platform import time as platform_time
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Send
+from starlette.types import Scope as ASGIScope
+from typing_extensions import override
 
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
@@ -41,24 +46,27 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.subscription import SessionSubscription
 from mongo_session_service.http import problems, shapes
 from mongo_session_service.http.change_stream import (
+    PIECE,
     ChangeStream,
-    Content,
+    Frame,
     Frames,
-    Page,
     StreamPlace,
     earlier_events,
     outlines,
+    session_frames,
 )
 from mongo_session_service.http.permission import Action, Authorize, Permission
-from mongo_session_service.http.reading_budget import HeldText, ReadingBudget, Share
 from mongo_session_service.http.request_checks import SessionRoute
 from mongo_session_service.http.shapes import AppName, SessionChange, SessionId, UserId
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
 from mongo_session_service.storage.cooperative import Pace
+
+logger = logging.getLogger(__name__)
 
 _EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
 """What the ids of sessions begin with that ADK's evaluations make."""
@@ -134,7 +142,8 @@ def sessions_router(
     asked. What is sent is the public view, as ADK's own server sends it: see
     :attr:`Change.json_text`. Requests are refused with problem details (RFC 9457):
     403, whatever exists, if ``authorize`` says no; 404; 413; 415; 422 for invalid and
-    unknown parameters; 503 with ``Retry-After`` while MongoDB is away. Writes need an
+    unknown parameters; 503 with ``Retry-After`` while MongoDB is away, or a user's
+    clients have not read other answers. Writes need an
     ``Origin`` of the same host, or the header ``X-Requested-With``, which no form can
     send.
 
@@ -172,8 +181,8 @@ class SessionResources:
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
         self.permission = Permission(authorize, seconds, within)
-        self.budget = ReadingBudget(
-            self.limits.http_held_bytes, self.limits.http_reading_bytes
+        self._shares: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = (
+            WeakValueDictionary()
         )
 
     def router(self, query_parameters: Iterable[str]) -> APIRouter:
@@ -238,7 +247,7 @@ class SessionResources:
         recent, at_revision = query.num_recent_events, query.at_revision
         if at_revision is not None and query.after_timestamp is not None:
             raise InvalidInputError("Give at_revision or afterTimestamp, not both.")
-        async with self.answer_in_time():
+        async with self.read_in_time(key) as held:
             if at_revision is None:
                 config = GetSessionConfig(
                     num_recent_events=recent, after_timestamp=query.after_timestamp
@@ -250,20 +259,18 @@ class SessionResources:
                 )
                 if session is not None and recent is not None:
                     del session.events[: max(len(session.events) - recent, 0)]
-        if session is None:
-            raise session_not_found_error(key.session_id)
-        text = await session_json(session)
-        return HeldText(text, self.limits.http_unread_seconds)
+            if session is None:
+                raise session_not_found_error(key.session_id)
+            text = await session_json(session)
+            return HeldText(text, held.pop_all(), self.limits)
 
     async def list_events(
         self, key: Key, query: Annotated[shapes.EventQuery, Query()]
     ) -> Response:
         """Lists a session's events, a page at a time."""
-        shown: list[str] = []
+        shown: list[bytes] = []
         size, has_more, pace = 0, False, Pace()
-        async with self.answer_in_time(), AsyncExitStack() as reading:
-            share = reading.enter_context(closing(Share(self.budget)))
-            await share.reserve()
+        async with self.read_in_time(key) as held:
             found = self.service.iter_events(
                 **key.id, **query.model_dump() | {"limit": query.limit + 1}
             )
@@ -274,13 +281,11 @@ class SessionResources:
                         break
                     # One by one: the public view knows events by their names.
                     fields = {"revision": revision, "event": event}
-                    shown.append(public_view.json_text(fields))
+                    shown.append(public_view.json_text(fields).encode())
                     size += len(shown[-1])
                     await pace.yield_to_loop()
             text = text_with_events({"has_more": has_more}, shown)
-            share.shrink(sys.getsizeof(text))
-            reading.pop_all()
-        return HeldText(text, self.limits.http_unread_seconds, share)
+            return HeldText(text, held.pop_all(), self.limits)
 
     async def update_session(self, key: Key, update: shapes.SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
@@ -398,7 +403,9 @@ class SessionResources:
                     if place is None:
                         raise
                     await opening.aclose()
-                    gone = Change(kind="deleted", **key.id, time=time.get_time())
+                    gone = Change(
+                        kind="deleted", **key.id, time=platform_time.get_time()
+                    )
             others = await self.open_outlines(scope, query, is_other, opening, gone)
             return ChangeStream(
                 [others, *content], opening.pop_all(), permit, self.limits, actions
@@ -421,8 +428,8 @@ class SessionResources:
         after = start.after_revision if place is None else place.revision
         before = start.before_revision
         log_begins = 0
-        page = opening.enter_context(closing(Page(self.budget)))
-        await page.reserve()
+        held = await opening.enter_async_context(AsyncExitStack())
+        share = await self.hold_share(key, held)
         while True:
             from_start = start.history == "all" and after is None
             partial_place = place.partial if place and start.partials else None
@@ -448,19 +455,18 @@ class SessionResources:
             # After the subscription: if the session is recreated in between, the
             # subscription delivers ``deleted``.
             async with self.service.watch(*key) as changes:
-                first = await anext(changes)
+                snapshot = await anext(changes)
+            # Without an id: a client could not resume from it.
+            first = Frame(snapshot.kind, snapshot.json_text)
+        elif start.history == "newest_first" and after is None:
+            snapshot = await anext(subscription)
+            before = (snapshot.revision or 0) + 1
+            first = Frame(snapshot.kind, snapshot.json_text, str(snapshot.revision))
         subscription = cast("SessionSubscription", subscription)
-        content = Content(subscription, partial_place, page)
-        await content.begin(first)
-        if after is None:
-            before = (subscription.last_revision or 0) + 1
+        content = session_frames(subscription, share, held, first, partial_place)
         if start.history != "newest_first" or before is None:
-            return [content.frames()]
-        page = opening.enter_context(closing(Page(self.budget)))
-        return [
-            content.frames(),
-            earlier_events(subscription.earlier(before), page),
-        ]
+            return [content]
+        return [content, earlier_events(subscription.earlier(before), share)]
 
     async def open_outlines(
         self,
@@ -527,6 +533,29 @@ class SessionResources:
             found = await search.find_by_id(at, app_name, user_id, session_id)
         return [session_row(each) for each in found]
 
+    async def hold_share(
+        self, key: SessionKey, held: AsyncExitStack
+    ) -> asyncio.Semaphore:
+        """Wait until more may be read of a user's sessions, or refuse the request."""
+        share = self._shares.setdefault(
+            key[:2], asyncio.Semaphore(self.limits.http_user_pages)
+        )
+        try:
+            async with asyncio.timeout(self.limits.http_answer_seconds):
+                await held.enter_async_context(share)
+        except TimeoutError:
+            why = "Other answers about this user's sessions have not been read yet."
+            raise HTTPException(503, why, problems.LATER) from None
+        return share
+
+    @asynccontextmanager
+    async def read_in_time(self, key: SessionKey) -> AsyncIterator[AsyncExitStack]:
+        """Give a read its time, and a share of the user's that is held until then."""
+        async with AsyncExitStack() as held:
+            await self.hold_share(key, held)
+            async with self.answer_in_time():
+                yield held
+
     @asynccontextmanager
     async def answer_in_time(self) -> AsyncIterator[None]:
         """Give a read as long as a client should wait for it."""
@@ -556,12 +585,46 @@ def json_response(fields: Mapping[str, object] | None, status: int = 200) -> Res
     return Response(text, status, problems.NO_STORE, "application/json")
 
 
-async def session_json(session: Session) -> str:
+class HeldText(Response):
+    """An answer that is held until its client has read it, or reads too slowly."""
+
+    media_type = "application/json"
+
+    def __init__(self, text: bytes, held: AsyncExitStack, limits: Limits) -> None:
+        super().__init__(None, headers=problems.NO_STORE)
+        self._text = text
+        self._held = held
+        self._limits = limits
+
+    @override
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Send it in pieces: a server holds all that it is given."""
+        del self.headers["content-length"]
+        start = {"type": "http.response.start", "status": self.status_code}
+        body: Message = {"type": "http.response.body"}
+        patience = spare = self._limits.http_unread_seconds
+        try:
+            await send({**start, "headers": self.raw_headers})
+            for at in range(0, len(self._text), PIECE):
+                piece, began = self._text[at : at + PIECE], time.monotonic()
+                async with asyncio.timeout(min(patience, spare)):
+                    await send({**body, "body": piece, "more_body": True})
+                spare -= time.monotonic() - began
+                spare += len(piece) / self._limits.http_least_rate
+        except TimeoutError:
+            logger.info("A client's answer ends. It did not read.")
+        finally:
+            self._text = b""
+            await self._held.aclose()
+        await send({**body, "body": b""})
+
+
+async def session_json(session: Session) -> bytes:
     """Write a session as ADK's own server does, and let others work meanwhile."""
     pace, events = Pace(), []
     for each in session.events:
         text = public_view.json_text({"event": each})
-        events.append(text.removeprefix('{"event":').removesuffix("}"))
+        events.append(text.removeprefix('{"event":').removesuffix("}").encode())
         await pace.yield_to_loop()
     names = {it.alias or name: name for name, it in Session.model_fields.items()}
     del names["events"]
@@ -569,6 +632,7 @@ async def session_json(session: Session) -> str:
     return text_with_events(fields, events)
 
 
-def text_with_events(fields: Mapping[str, object], events: Iterable[str]) -> str:
+def text_with_events(fields: Mapping[str, object], events: Iterable[bytes]) -> bytes:
     """Write the public view of some fields, and events that are encoded already."""
-    return f'{public_view.json_text(fields)[:-1]},"events":[{",".join(events)}]}}'
+    begun = public_view.json_text(fields).removesuffix("}").encode()
+    return b'%b,"events":[%b]}' % (begun, b",".join(events))

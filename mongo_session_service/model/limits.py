@@ -115,12 +115,13 @@ class Limits:
     """Seconds after which a stream is ended whose reader takes nothing."""
     http_unread_bytes: int = 8_000_000
     """Bytes of changes that may wait for the reader of a stream."""
-    http_held_bytes: int = 64_000_000
-    """Bytes of history and of pages of events that are held at once for clients."""
-    http_reading_bytes: int = 32_000_000
-    """Bytes that count for a page while it is read: a reply, and events made of it."""
+    http_least_rate: int = 50_000
+    """Bytes per second that a reader has to take, after as many seconds as that."""
     http_page_bytes: int = 4_000_000
-    """Characters of JSON after which a page of events ends."""
+    """Bytes of JSON after which a page of events ends."""
+    http_user_pages: int = 2
+    """Sessions, pages of events and of history that are read at once, or are not sent
+    yet, of one user's sessions."""
     prune_batch: int = 40
     """Sessions that ``prune`` examines together; fewer than one step removes."""
 
