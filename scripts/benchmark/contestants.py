@@ -17,7 +17,7 @@ from google.adk.sessions import (
 )
 from google.adk.sessions.schemas.v1 import StorageEvent, StorageSession
 from pymongo import AsyncMongoClient
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from typing_extensions import override
 
 from benchmark.figures import Sample, chunks, sampled, time_call
@@ -41,7 +41,6 @@ class Servers:
     run: str
     """Part of the name of each database of the run."""
     directory: str
-    postgres: str | None = None
 
 
 @dataclass
@@ -279,11 +278,7 @@ class Sqlite(Contestant):
     @override
     async def open(self) -> None:
         file = Path(self.servers.directory) / "adk.sqlite"
-        await self.open_url(f"sqlite+aiosqlite:///{file}")
-
-    async def open_url(self, url: str, **options: Any) -> None:
-        """Make the service, and its tables."""
-        self.service = DatabaseSessionService(url, **options)
+        self.service = DatabaseSessionService(f"sqlite+aiosqlite:///{file}")
         await self.service.list_sessions(app_name="none", user_id="none")
 
     @override
@@ -300,35 +295,6 @@ class Sqlite(Contestant):
             key = (session.app_name, session.user_id, session.id)
             stored = await sql.get(StorageSession, key)
             stored.update_time = StorageEvent.from_event(session, events[-1]).timestamp
-            await sql.commit()
-
-
-class Postgres(Sqlite):
-    """ADK's SQL service on PostgreSQL, in a schema of its own."""
-
-    name = "adk postgres"
-
-    @override
-    async def open(self) -> None:
-        url = str(self.servers.postgres)
-        scheme, _, rest = url.partition("://")
-        if scheme in {"postgres", "postgresql"}:
-            url = f"postgresql+asyncpg://{rest}"
-        self._schema = f"adk_bench_{self.servers.run}"
-        admin = DatabaseSessionService(url)
-        await self._run(admin, f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
-        await admin.close()
-        settings = {"server_settings": {"search_path": self._schema}}
-        await self.open_url(url, connect_args=settings)
-
-    @override
-    async def close(self) -> None:
-        await self._run(self.service, f"DROP SCHEMA {self._schema} CASCADE")
-        await super().close()
-
-    async def _run(self, service: DatabaseSessionService, statement: str) -> None:
-        async with service.database_session_factory() as sql:
-            await sql.execute(text(statement))
             await sql.commit()
 
 
@@ -360,6 +326,6 @@ CONTESTANTS: dict[str, type[Contestant]] = {
     each.name: each
     for each in (
         *(Ours, Before, AdkMongo, ByHand, ByBareLoop),
-        *(Sqlite, Postgres, InMemory),
+        *(Sqlite, InMemory),
     )
 }
