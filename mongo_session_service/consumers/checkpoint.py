@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
@@ -34,25 +34,14 @@ _IS_LOCKED_OUT: Final = "holder.is_locked_out"
 """The field of a lease that says: what a dead process has locked keeps its holder."""
 
 
-_HIGHEST: Final = 2**63 - 1
-"""A revision that no session reaches."""
-
-
-class Segment(NamedTuple):
-    """A part of the log that was replayed at one point in time."""
-
-    until: Document | None
-    """The ``_id`` of its last event; None if it extends to the end of the log."""
-    as_of: Timestamp
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
     """A position in the log and its changes, to resume after.
 
-    A replay reads the log in the order of its ``_id``, while the log grows anywhere. So
-    it reads at one time of the deployment's clock, or at a few if it takes long. The
-    changes since the first of these times follow, except those the replay has read.
+    A replay reads the log in the order of its ``_id``, as it was at one time of the
+    deployment's clock, while the log grows anywhere. The changes since follow. If
+    MongoDB forgets that time meanwhile, the changes since it come first, as far as they
+    are of the replayed part of the log; then the rest is read as it is by then.
     """
 
     start: Timestamp | Document
@@ -61,63 +50,43 @@ class Position:
     The token of a change holds its ``_id`` in clear, and no IDs are stored here.
     """
     reached: Timestamp
-    """When the latest delivered change was committed."""
+    """When the latest delivered change was committed; at which a replay reads."""
     is_replaying: bool = False
     replayed: Document | None = None
     """The ``_id`` of the latest event that was replayed."""
-    segments: tuple[Segment, ...] = ()
-    """Parts of the log that were replayed; during a replay the last is the current."""
     passed: str | None = None
     """The mark of the last change of that time that was delivered; None if none."""
 
     @classmethod
     def at_end(cls, now: Timestamp) -> Position:
         """Make the position after all that has happened so far."""
-        # A stream begins with what was committed at its start.
-        return cls(start=Timestamp(now.time, now.inc + 1), reached=now)
+        return cls(start=_next_time(now), reached=now)
 
     @classmethod
     def at_beginning(cls, now: Timestamp) -> Position:
         """Make the position before the log as it is now, and all that follows."""
-        return cls(now, now, is_replaying=True, segments=(Segment(None, now),))
+        return replace(cls.at_end(now), is_replaying=True)
 
     @property
-    def reading_at(self) -> Timestamp:
-        """The time at which a replay reads the log."""
-        return self.segments[-1].as_of
+    def can_replay(self) -> bool:
+        """Whether the log follows, as of ``reached``, and not changes since."""
+        return self.is_replaying and self.start == _next_time(self.reached)
 
     def after_replayed(self, id_: Document) -> Position:
         """Make the position after one more event of a replay."""
         return replace(self, replayed=id_)
 
-    def after_session(self) -> Position:
-        """Make the position after all events of the session that is being replayed."""
-        if self.replayed is None:
-            return self
-        return replace(self, replayed={**self.replayed, "revision": _HIGHEST})
-
-    def reading_later(self, now: Timestamp) -> Position:
-        """Make this position, with the rest of the log read at a later time."""
-        if self.replayed is None:
-            return Position.at_beginning(now)
-        last = self.segments[-1]._replace(until=self.replayed)
-        return replace(self, segments=(*self.segments[:-1], last, Segment(None, now)))
+    def after_changes(self, until: Timestamp) -> Position:
+        """Make the position of a replay after all changes until a time."""
+        return replace(self, start=_next_time(until), reached=until, passed=None)
 
     def after_replay(self) -> Position:
-        """Make the position after the replay, before the changes since it started."""
+        """Make the position after the replay, before the changes since its time."""
         return replace(self, is_replaying=False, replayed=None)
 
     def after_change(self, mark: str, cluster_time: Timestamp) -> Position:
         """Make the position after one more change of the stream."""
-        is_past = not self.segments or cluster_time > self.segments[-1].as_of
-        segments = () if is_past else self.segments
-        return replace(
-            self,
-            start=cluster_time,
-            reached=cluster_time,
-            segments=segments,
-            passed=mark,
-        )
+        return replace(self, start=cluster_time, reached=cluster_time, passed=mark)
 
     def after_silence(self, token: Document) -> Position:
         """Make the position after what the stream has skipped."""
@@ -127,12 +96,16 @@ class Position:
         """Make this position, known to be current at a time."""
         return replace(self, reached=max(self.reached, now))
 
-    def has_replayed(self, id_: Document, cluster_time: Timestamp) -> bool:
-        """Tell whether a replay has read an event that was appended at a time."""
-        for segment in self.segments:
-            if segment.until is None or _order(id_) <= _order(segment.until):
-                return cluster_time <= segment.as_of
-        return False
+    def follows_replayed(self, id_: Document) -> bool:
+        """Whether a replay has not come to an event yet."""
+        if not self.is_replaying:
+            return False
+        return self.replayed is None or _order(id_) > _order(self.replayed)
+
+
+def _next_time(time: Timestamp) -> Timestamp:
+    """Return a start of the change stream after a time: it begins with its start."""
+    return Timestamp(time.time, time.inc + 1)
 
 
 def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
@@ -146,7 +119,6 @@ def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
 
 
 def encode_position(position: Position) -> Document:
-    """Encode a position for a checkpoint."""
     start = position.start
     is_time = isinstance(start, Timestamp)
     return {
@@ -156,20 +128,15 @@ def encode_position(position: Position) -> Document:
         "at": position.reached,
         "is_replaying": position.is_replaying,
         "replayed": position.replayed,
-        "segments": [{"until": it.until, "at": it.as_of} for it in position.segments],
     }
 
 
 def decode_position(document: Document) -> Position:
-    """The inverse of :func:`encode_position`."""
     return Position(
         start=document["start_at"] or document["token"],
         reached=document["at"],
         is_replaying=document["is_replaying"],
         replayed=document["replayed"],
-        segments=tuple(
-            Segment(each["until"], each["at"]) for each in document["segments"]
-        ),
         passed=document["passed"],
     )
 

@@ -7,8 +7,6 @@ reader saves that position once the delivery is handled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from typing import Final, NamedTuple, TypeGuard
 
 from bson.timestamp import Timestamp
@@ -66,7 +64,9 @@ class Fetcher:
         self._latest_token: Document | None = None
         """The resume token of the latest change, which is never saved."""
         self._read_until = NO_TIME
-        """Everything that was committed until then has been read."""
+        """Everything that was committed until then has been read from the stream."""
+        self._catching_up_to: Timestamp | None = None
+        """When the stream has been read until then, the replay goes on."""
         self._router: Router[Fetcher] = Router()
         self._router.attach(self)
 
@@ -94,7 +94,9 @@ class Fetcher:
 
     def has_fetched_until(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
         """Tell whether everything that was committed until then has been fetched."""
-        return cluster_time is not None and cluster_time <= self._read_until
+        if cluster_time is None or self.position.is_replaying:
+            return False
+        return cluster_time <= self._read_until
 
     @property
     def _has_more(self) -> bool:
@@ -106,36 +108,52 @@ class Fetcher:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        if self.position.is_replaying:
-            return await self._replay_one()
+        if self.position.is_replaying and self._catching_up_to is None:
+            if self.position.can_replay:
+                return await self._replay_one()
+            await self._begin_to_catch_up()
         if self._stream is None:
             pipeline = decoder.pipeline(self._connection, self.scope.app_name)
             self._stream = Stream(self._connection, pipeline, self.position.start)
-        change = await self._stream.next_change()
+        change, token = await self._stream.next_change(), self._stream.token
+        if change is not None:
+            time = decoder.cluster_time(change)
+            self._read_until = Timestamp(time.time, time.inc - 1)  # others may have it
+        elif token:
+            self._read_until = decoder.time_of_token(token)
+        if self._catching_up_to and self._catching_up_to <= self._read_until:
+            await self._end_catching_up(self._catching_up_to)
+            return None  # a change after it is read again
         if change is not None:
             return self._delivery_of(change, self._stream.names)
-        token = self._stream.token
-        if token:
-            self._read_until = decoder.time_of_token(token)
         if token and token != self._latest_token and self._passed is None:
             self.position = self.position.after_silence(token)
         return None
+
+    async def _begin_to_catch_up(self) -> None:
+        """Read what has changed in the part that was replayed, before going on."""
+        now = await self._connection.retry(oplog.latest_time, self._connection)
+        self._catching_up_to = now
+
+    async def _end_catching_up(self, until: Timestamp) -> None:
+        await self.close_change_stream()
+        self._stream = self._passed = self._catching_up_to = None
+        self.position = self.position.after_changes(until)
 
     def _delivery_of(
         self, change: Document, names: WatchedCollections
     ) -> Delivery | None:
         """Return the delivery that a change event results in, if any."""
         cluster_time, mark = decoder.cluster_time(change), decoder.mark_of(change)
-        # Others may have its time.
-        self._read_until = Timestamp(cluster_time.time, cluster_time.inc - 1)
         self._latest_token = change["_id"]
         decoded = decoder.decode_change(change, names, self._connection.hooks)
-        is_known, before = self._was_delivered(mark, cluster_time), self.position
+        is_known = self._was_delivered(mark, cluster_time)
         if not is_known:
-            self.position = before.after_change(mark, cluster_time)
+            self.position = self.position.after_change(mark, cluster_time)
             is_appended = decoded is not None and decoded.kind == "appended"
-            id_ = change["documentKey"]["_id"] if is_appended else None
-            if id_ and before.has_replayed(id_, cluster_time):
+            if is_appended and self.position.follows_replayed(
+                change["documentKey"]["_id"]
+            ):
                 return None
         if decoded is None:
             return None
@@ -155,9 +173,15 @@ class Fetcher:
 
     async def _replay_one(self) -> Delivery | None:
         """Return the log's next event; None at its end, where the stream takes over."""
-        if not self._page and not await self._load_page():
-            self.position = self.position.after_replay()
-            return None
+        if not self._page:
+            page = await self._connection.retry(self._read_page)
+            if page is None:  # too long ago, or before the collection was recreated
+                await self._begin_to_catch_up()
+                return None
+            if not page:
+                self.position = self.position.after_replay()
+                return None
+            self._page.extend(page)
         document = self._page[0]
         id_, begins = document["_id"], documents.log_begins(document)
         if begins:
@@ -173,44 +197,22 @@ class Fetcher:
         self.position = self.position.after_replayed(id_)
         return Delivery(record, self.position) if record else None
 
-    async def _load_page(self) -> bool:
-        """Read more of the log, at the time of the replay's current segment."""
-        now = await self._connection.retry(oplog.latest_time, self._connection)
-        longest = self._connection.limits.replay_snapshot_seconds
-        if now.time - self.position.reading_at.time > longest:
-            # At a later time the session may have been recreated with the same ID.
-            if await self._extend_page(queries.events_beside):
-                return True
-            self.position = self.position.after_session().reading_later(now)
-        return await self._extend_page(partial(queries.of_app, self.scope.app_name))
-
-    async def _extend_page(self, wanted: Callable[[Document | None], Document]) -> bool:
-        """Read more of the log into the page; tell whether there was more."""
-        page = await self._connection.retry(self._read_page, wanted)
-        self._page.extend(page)
-        return bool(page)
-
-    async def _read_page(
-        self, wanted: Callable[[Document | None], Document]
-    ) -> list[Document]:
-        connection, position = self._connection, self.position
-        events = wanted(position.replayed)
-        last = position.replayed
+    async def _read_page(self) -> list[Document] | None:
+        """Read more of the log; None if MongoDB has forgotten the replay's time."""
+        connection, last = self._connection, self.position.replayed
+        events = queries.of_app(self.scope.app_name, last)
         if last is not None:
             # The session may have been trimmed beyond what was replayed of it.
             events = {"$or": [{"_id": {**last, "revision": 0}}, events]}
         try:
             page = await read_page(
-                connection, events, size=self._page_size, as_of=position.reading_at
+                connection, events, size=self._page_size, as_of=self.position.reached
             )
-            return [each for each in page.events if not _was_replayed(each, last)]
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
-                # Too long ago, or before the collection was recreated: read later.
-                self.position = position.reading_later(
-                    await oplog.latest_time(connection)
-                )
+                return None
             raise
+        return [each for each in page.events if not _was_replayed(each, last)]
 
     async def close_change_stream(self) -> None:
         """Close the change stream."""
@@ -229,7 +231,7 @@ async def load_trimmed(
 
 
 def _was_replayed(document: Document, last: Document | None) -> bool:
-    """Tell whether a document precedes the log of the session that is being replayed.
+    """Whether a document precedes the log of the session that is being replayed.
 
     It does not if the log was cut after what was replayed last.
     """

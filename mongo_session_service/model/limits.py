@@ -40,8 +40,6 @@ class Limits:
     """Seconds of the first pause after a handler failed; each is twice as long."""
     replay_page_events: int = 500
     """Events of a replay that are read at once; 256 take 4 % more CPU for each."""
-    replay_snapshot_seconds: float = 60.0
-    """Seconds for which a replay reads the log at one time; MongoDB allows 300."""
     turn_poll_seconds: float = 0.1
     """Seconds between looks of those who wait for the turns of sessions."""
     partial_seconds: float = 0.2

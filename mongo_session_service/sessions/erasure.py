@@ -99,18 +99,10 @@ async def _position_without(
     connection: Connection, position: Document, owner: Document
 ) -> Document:
     """Move a stored position behind the events of an owner."""
-    ids = [position["replayed"], *(each["until"] for each in position["segments"])]
-    replayed, *ends = [
-        await _id_after(connection, owner)
-        if id_ and owner.items() <= id_.items()
-        else id_
-        for id_ in ids
-    ]
-    segments = [
-        each | {"until": until}
-        for each, until in zip(position["segments"], ends, strict=True)
-    ]
-    return position | {"replayed": replayed, "segments": segments}
+    replayed = position["replayed"]
+    if not (replayed and owner.items() <= replayed.items()):
+        return position
+    return position | {"replayed": await _id_after(connection, owner)}
 
 
 async def _id_after(connection: Connection, owner: Document) -> Document:

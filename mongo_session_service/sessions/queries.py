@@ -145,13 +145,6 @@ def of_app(app_name: str | None, after: Document | None) -> Document:
     return {"_id": {**bounds["_id"], **({"$gt": after} if after else {})}}
 
 
-def events_beside(event: Document | None) -> Document:
-    """The events of a session that follow one of them; none, if that is None."""
-    if event is None:
-        return {"_id": None}
-    return {"_id": {"$gt": event, "$lt": {**event, "revision": {}}}}
-
-
 def event_by_id(key: SessionKey, event_id: Any) -> Document:
     """The event of a session that has this id; found without its index as well."""
     parts = {f"_id.{name}": part for name, part in key.id.items()}

@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+from bson.timestamp import Timestamp
 from google.adk.sessions import Session
 from pymongo import MongoClient
 from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
@@ -219,18 +220,19 @@ async def test_a_checkpoint_belongs_to_one_log(
         assert told(await take(consumer, 1)) == [("s", 1)]
 
 
-@pytest.mark.parametrize(
-    "_seconds",
-    [
-        pytest.param(each, marks=pytest.mark.limits(replay_snapshot_seconds=each))
-        for each in (-1, 60)
-    ],
-)
+def forget_its_time(admin: MongoClient, database: str) -> None:
+    """Have a replay read on at a time that MongoDB does not know any more."""
+    replaying = {"_id": "c", "position.is_replaying": True}
+    long_ago = {"$set": {"position.at": Timestamp(1, 1)}}
+    admin[database].checkpoints.update_one(replaying, long_ago)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
 @pytest.mark.limits(replay_page_events=7)
 async def test_a_replay_meets_the_stream_without_gap_or_repetition(
-    _seconds: int, service: MongoSessionService
+    service: MongoSessionService, admin: MongoClient, database: str, *, is_long: bool
 ) -> None:
-    """While sessions grow anywhere in the log, each event is told exactly once."""
+    """While sessions grow anywhere in the log, each event is delivered exactly once."""
     sessions = [await create(service, name) for name in ("a", "ä", "b", "Z", "z")]
     for session in sessions:
         await append(service, session, 10)
@@ -250,6 +252,8 @@ async def test_a_replay_meets_the_stream_without_gap_or_repetition(
                     changes += told(await take(consumer, 1, commit=True))
                     if len(changes) == 150:
                         break
+            if is_long:
+                forget_its_time(admin, database)
     await writing
 
     assert sorted(changes) == sorted(
@@ -262,25 +266,32 @@ async def test_a_replay_meets_the_stream_without_gap_or_repetition(
         assert own == sorted(own)
 
 
-@pytest.mark.limits(replay_page_events=2, replay_snapshot_seconds=-1)
-async def test_a_session_made_anew_amid_its_replay_is_told_in_order(
-    service: MongoSessionService,
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.limits(replay_page_events=2)
+async def test_a_session_made_anew_amid_its_replay_comes_in_order(
+    service: MongoSessionService, admin: MongoClient, database: str, *, is_long: bool
 ) -> None:
-    """The old one is told as it was at first; then its end, and the new one."""
+    """The old one comes as it was, if MongoDB still knows; its end, and the new one."""
     await append(service, await create(service, "a"), 3)
     await append(service, await create(service, "b"))
     async with service.consumer("c") as consumer:
         changes = await take(consumer, 1, commit=True)
-        await service.delete_session(app_name=APP, user_id=USER, session_id="a")
-        await append(service, await create(service, "a"), 5)
-        changes += await take(consumer, 3 + 2 + 5, commit=True)
+    await service.delete_session(app_name=APP, user_id=USER, session_id="a")
+    await append(service, await create(service, "a"), 5)
+    if is_long:
+        forget_its_time(admin, database)
+    async with service.consumer("c") as consumer:
+        changes += await take(consumer, 8 if is_long else 10)
 
-    assert [(each.kind, each.session_id, each.revision) for each in changes] == [
-        *(("appended", "a", number) for number in (1, 2, 3)),
-        ("appended", "b", 1),
+    anew = [
         ("deleted", "a", None),
         ("created", "a", 0),
         *(("appended", "a", number) for number in (1, 2, 3, 4, 5)),
+    ]
+    rest = [*(("appended", "a", number) for number in (2, 3)), ("appended", "b", 1)]
+    assert [(each.kind, each.session_id, each.revision) for each in changes] == [
+        ("appended", "a", 1),
+        *([*anew, rest[-1]] if is_long else [*rest, *anew]),
     ]
 
 
