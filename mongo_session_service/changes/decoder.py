@@ -38,7 +38,9 @@ from mongo_session_service.model.records import (
     Document,
     SessionKey,
 )
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.snapshots import NO_TIME
+from mongo_session_service.storage.stream import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -244,6 +246,19 @@ def partials_pipeline(collection: str) -> list[Document]:
 def without_content(pipeline: list[Document]) -> list[Document]:
     """Drop the fields that can exceed the size of a reply from a pipeline's output."""
     return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
+
+
+def follow(
+    storage: Storage, pipeline: list[Document], start: Timestamp | Document
+) -> Stream:
+    """Follow changes from a time or resume token on; a large one is read afterwards."""
+    names = WatchedCollections.of_connection(storage)
+    return storage.follow(
+        pipeline,
+        start,
+        slim=without_content(pipeline),
+        needs_document=lambda change: needs_document(change, names),
+    )
 
 
 def cluster_time(change: Document) -> Timestamp:

@@ -15,7 +15,6 @@ from pymongo.errors import OperationFailure
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.changes.routing import Router, Scope
-from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.model.records import Document
@@ -25,6 +24,7 @@ from mongo_session_service.storage import oplog
 from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.cooperative import Pace
 from mongo_session_service.storage.snapshots import NO_TIME, load_documents
+from mongo_session_service.storage.stream import Stream
 
 _NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 
@@ -59,6 +59,7 @@ class Fetcher:
         self._failure: Exception | None = None
         """The error that the next read raises, after the deliveries before it."""
         self._stream: Stream | None = None
+        self._names = WatchedCollections.of_connection(connection)
         self._passed = position.passed
         """The mark up to which changes were delivered before, and are skipped."""
         self._latest_token: Document | None = None
@@ -114,7 +115,9 @@ class Fetcher:
             await self._begin_to_catch_up()
         if self._stream is None:
             pipeline = decoder.pipeline(self._connection, self.scope.app_name)
-            self._stream = Stream(self._connection, pipeline, self.position.start)
+            self._stream = decoder.follow(
+                self._connection, pipeline, self.position.start
+            )
         change, token = await self._stream.next_change(), self._stream.token
         if change is not None:
             time = decoder.cluster_time(change)
@@ -125,7 +128,7 @@ class Fetcher:
             await self._end_catching_up(self._catching_up_to)
             return None  # a change after it is read again
         if change is not None:
-            return self._delivery_of(change, self._stream.names)
+            return self._delivery_of(change)
         if token and token != self._latest_token and self._passed is None:
             self.position = self.position.after_silence(token)
         return None
@@ -140,13 +143,11 @@ class Fetcher:
         self._stream = self._passed = self._catching_up_to = None
         self.position = self.position.after_changes(until)
 
-    def _delivery_of(
-        self, change: Document, names: WatchedCollections
-    ) -> Delivery | None:
+    def _delivery_of(self, change: Document) -> Delivery | None:
         """Return the delivery that a change event results in, if any."""
         cluster_time, mark = decoder.cluster_time(change), decoder.mark_of(change)
         self._latest_token = change["_id"]
-        decoded = decoder.decode_change(change, names, self._connection.hooks)
+        decoded = decoder.decode_change(change, self._names, self._connection.hooks)
         is_known = self._was_delivered(mark, cluster_time)
         if not is_known:
             self.position = self.position.after_change(mark, cluster_time)

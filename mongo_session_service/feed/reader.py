@@ -19,13 +19,13 @@ from bson.timestamp import Timestamp
 from mongo_session_service import errors
 from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.stream import Stream
 from mongo_session_service.feed.inbox import Inbox, Inboxes
 from mongo_session_service.feed.stats import Counters
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage import oplog
 from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.retries import PAUSE_AFTER_LOSS
+from mongo_session_service.storage.stream import Stream
 from mongo_session_service.storage.tasks import Supervisor
 
 _SUPERVISOR: Final = Supervisor("The change feed")
@@ -132,7 +132,7 @@ class Reader:
         connection = opened.connection
         while not self._is_over(connection.limits):
             start = await connection.retry(oplog.latest_time, connection)
-            stream = Stream(connection, decoder.pipeline(connection), start)
+            stream = decoder.follow(connection, decoder.pipeline(connection), start)
             self._position = start
             self._counters.note_open()
             opened.sweep.sweep_within(0)  # at what subscribers hear of next
@@ -145,6 +145,7 @@ class Reader:
     async def _follow(self, backend: Backend, stream: Stream) -> None:
         """Dispatch the stream's changes until it cannot be resumed."""
         connection = backend.connection
+        names = decoder.WatchedCollections.of_connection(connection)
         reopened, measured_at, swept_at = 0, 0.0, 0.0
         while not self._is_over(connection.limits):
             self._partials.raise_failure()
@@ -161,7 +162,7 @@ class Reader:
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
             if change is not None:
-                record = decoder.decode_change(change, stream.names, connection.hooks)
+                record = decoder.decode_change(change, names, connection.hooks)
                 if record is not None:
                     self._inboxes.dispatch(record)
                     backend.sweep.expect(record.expire_time)
@@ -261,7 +262,7 @@ class PartialReader:
         pipeline = decoder.partials_pipeline(connection.partials.name)
         while self.waiting or self._inboxes.router:
             start = await connection.retry(oplog.latest_time, connection)
-            stream = Stream(connection, pipeline, start)
+            stream = decoder.follow(connection, pipeline, start)
             self._attach_waiting(start)
             try:
                 await self._follow(stream)

@@ -67,9 +67,12 @@ the statements that end the removal. Each step yields how many documents it remo
         async for count in storage.remove("events", all_events(key), fence, end):
             ...
 
-**Hold** the lease in a document::
+**Hold** the lease in a document, and **follow** the database's changes, through
+failures, until they can no longer be followed::
 
     lease = storage.lease("sessions", key.id, "turn.")
+    stream = storage.follow(pipeline, start, slim=..., needs_document=...)
+    change = await stream.next_change()  # None if there was none for a second
 
 Foreground calls are impatient: what a server turns away is repeated three times, soon.
 Background work and paged reads pass ``patient=True``: they are repeated for a minute,
@@ -110,6 +113,7 @@ from mongo_session_service.storage.statements import (
     TooLateError,
     Update,
 )
+from mongo_session_service.storage.stream import Stream
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.transactions import (
     ClientSessions,
@@ -305,6 +309,17 @@ class Storage(Database):
     def lease(self, collection: str, id_: object, path: str = "") -> Lease:
         """The lease in a document, at a path in it such as ``turn.``; not held yet."""
         return Lease(self, self.prefix + collection, id_, path)
+
+    def follow(
+        self,
+        pipeline: list[Document],
+        start: Timestamp | Document,
+        *,
+        slim: list[Document],
+        needs_document: Callable[[Document], bool],
+    ) -> Stream:
+        """Follow the database's changes from a time or resume token on; see Stream."""
+        return Stream(self, pipeline, start, slim=slim, needs_document=needs_document)
 
     async def command(
         self, command: Document, *, database: str = "", patient: bool = False

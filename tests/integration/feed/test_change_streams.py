@@ -15,11 +15,11 @@ from support.subscriptions import SESSION, change_streams, new_event
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.stream import Stream
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.service import backends_of
 from mongo_session_service.storage import oplog
 from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.stream import Stream
 
 SILENCE = 0.4
 QUICK = {"stream_await_seconds": 0.05, "stream_silence_seconds": SILENCE}
@@ -37,7 +37,7 @@ async def connection(victim: MongoSessionService) -> Connection:
 
 
 def opened_at(connection: Connection, at: Timestamp) -> Stream:
-    return Stream(connection, decoder.pipeline(connection), at)
+    return decoder.follow(connection, decoder.pipeline(connection), at)
 
 
 async def test_a_long_search_in_the_oplog_is_waited_for(

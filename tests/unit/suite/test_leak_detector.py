@@ -19,7 +19,7 @@ STORED = "what Ada said in confidence"
 
 
 def log_quietly() -> None:
-    logging.getLogger("mongo_session_service.changes.stream").debug("%s", STORED)
+    logging.getLogger("mongo_session_service.storage.stream").debug("%s", STORED)
 
 
 def log() -> None:

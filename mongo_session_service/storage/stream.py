@@ -1,19 +1,17 @@
-"""Change stream: the database's changes, resumed after any failure that allows it."""
+"""Stream: the database's changes, resumed after any failure that allows it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import WatchedCollections
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage import oplog
@@ -23,7 +21,7 @@ from mongo_session_service.storage.compat import (
     is_buffering,
     renew_connections,
 )
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.retries import gave_up_error, is_transient, pauses
 from mongo_session_service.storage.tasks import (
     SwallowedCancellation,
@@ -60,17 +58,22 @@ class Stream:
 
     def __init__(
         self,
-        connection: Connection,
+        database: Database,
         pipeline: list[Document],
         start: Timestamp | Document,
+        *,
+        slim: list[Document],
+        needs_document: Callable[[Document], bool],
     ) -> None:
         """Open nothing yet: the first call does.
 
-        ``start`` is a time on the deployment's clock, or a resume token.
+        ``start`` is a time on the deployment's clock, or a resume token. A change that
+        is too large for a reply is read by the ``slim`` pipeline, without its content.
+        Where a change ``needs_document``, that is read as it is now.
         """
-        self._connection = connection
-        self.names = WatchedCollections.of_connection(connection)
-        self._pipeline = pipeline
+        self._database = database
+        self._pipeline, self._slim_pipeline = pipeline, slim
+        self._needs_document = needs_document
         self._start = start
         self._slim = False
         self._change_stream: Any = None
@@ -107,7 +110,7 @@ class Stream:
                     check_stream(error)
                     pause = next(waiting, None)
                     if pause is None:
-                        raise gave_up_error(error, self._connection.client) from None
+                        raise gave_up_error(error, self._database.client) from None
                     logger.debug("The change stream failed: %s.", type(error).__name__)
                     await asyncio.sleep(pause)
                 self.reopened += 1
@@ -125,13 +128,13 @@ class Stream:
                 change = await self._try_next()
         except BaseException as error:
             if isinstance(error, PyMongoError):
-                await renew_connections(self._connection.client, error)
+                await renew_connections(self._database.client, error)
             # A change that was read but not returned is read again.
             await self.close_cursor()
             raise
         if change:
-            self._connection.note_read(decoder.cluster_time(change), self._session)
-        age = time.time() - decoder.committed_at(change) if change else 0
+            self._database.note_read(change["clusterTime"], self._session)
+        age = time.time() - change["clusterTime"].time if change else 0
         self._is_level = age < _RECENT
         token = change["_id"] if change else self._change_stream.resume_token
         self._start = token or self._start
@@ -141,7 +144,7 @@ class Stream:
         return change
 
     async def _try_next(self) -> Document | None:
-        silence = self._connection.limits.stream_silence_seconds
+        silence = self._database.limits.stream_silence_seconds
         async with asyncio.timeout(silence if self._is_level else _SEARCH):
             if self._change_stream is None:
                 await self._reopen()
@@ -156,22 +159,20 @@ class Stream:
     async def _await_call(
         self, call: Coroutine[Any, Any, Document | None]
     ) -> Document | None:
-        if self._connection.driver is not Driver.MOTOR:
+        if self._database.driver is not Driver.MOTOR:
             return await call
         # A cancellation does not stop its thread, which may open a cursor.
         self._thread = background(call)
         return await asyncio.shield(self._thread)
 
     async def _reopen(self) -> None:
-        pipeline = (
-            decoder.without_content(self._pipeline) if self._slim else self._pipeline
-        )
+        pipeline = self._slim_pipeline if self._slim else self._pipeline
         is_time = isinstance(self._start, Timestamp)
         start = "start_at_operation_time" if is_time else "start_after"
-        await_ms = round(1000 * self._connection.limits.stream_await_seconds)
+        await_ms = round(1000 * self._database.limits.stream_await_seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
         self._change_stream, self._session = await self._exits.enter_async_context(
-            oplog.watching(self._connection, pipeline, **where)
+            oplog.watching(self._database, pipeline, **where)
         )
         self._note_resuming()
 
@@ -183,8 +184,8 @@ class Stream:
 
     async def _add_document(self, change: Document) -> None:
         """Read the document of a change that lacks content."""
-        if decoder.needs_document(change, self.names):
-            collection = self._connection.database[change["ns"]["coll"]]
+        if self._needs_document(change):
+            collection = self._database.database[change["ns"]["coll"]]
             change["fullDocument"] = await collection.find_one(change["documentKey"])
 
     async def close_cursor(self) -> None:
