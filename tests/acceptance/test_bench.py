@@ -95,50 +95,6 @@ async def test_a_fast_wrong_answer_is_found(mongodb_uri: str, tmp_path: Path) ->
         await contestant.close()
 
 
-QUIET = {"quick": False, "rounds": 5, "cpus": 2, "load_before": [1.9, 3.0, 3.0]}
-
-
-@pytest.mark.parametrize(
-    ("facts", "verdicts"),
-    [
-        (QUIET, [": reached", ": MISSED"]),
-        ({**QUIET, "rounds": 4}, ["times as fast", "times as fast"]),
-    ],
-)
-def test_rough_run_is_not_judged(facts: dict[str, Any], verdicts: list[str]) -> None:
-    """Goals are reached or missed in five rounds; fewer are called rough."""
-    from benchmark.figures import Result, Sample  # noqa: PLC0415  not on the path
-    from benchmark.services import judge  # noqa: PLC0415
-
-    rows = {
-        "append alone": {"ours": 2.0, "hand-written": 2.0},
-        "list 500": {"ours": 2.0, "hand-written": 1.0},
-    }
-    results = {
-        name: {who: Result("ms", [Sample([value])]) for who, value in row.items()}
-        for name, row in rows.items()
-    }
-    alone, listed = judge(results, facts).rows
-
-    assert alone.endswith(verdicts[0])
-    assert listed.endswith(verdicts[1])
-
-
-@pytest.mark.parametrize(
-    ("unit", "ours", "theirs"), [("ms", [2, 4], [4, 8]), ("/s", [40, 20], [20, 10])]
-)
-def test_more_is_better(unit: str, ours: list[int], theirs: list[int]) -> None:
-    """A ratio above 1 is good news, whatever the unit; it is that of the rounds."""
-    from benchmark.figures import Result, Sample  # noqa: PLC0415  not on the path
-
-    def result(figures: list[int]) -> Result:
-        if unit == "/s":
-            return Result(unit, [Sample([1.0] * each, 1.0) for each in figures])
-        return Result(unit, [Sample([float(each)]) for each in figures])
-
-    assert result(ours).times_as_good(result(theirs)) == 2
-
-
 @pytest.mark.release
 def test_the_feed_is_measured(tmp_path: Path) -> None:
     """The program checks what it measures, and writes its figures."""
