@@ -7,20 +7,14 @@ such a view. What JSON has no place for takes these forms:
 - bytes: URL-safe base64, with padding;
 - NaN and the infinities: null;
 - half of a surrogate pair, in keys as well: JSON's escape, as in ``"\ud800"``;
-- an integer of more than 4,300 digits, which many parsers refuse: a string of them;
-- values that only another tool can have stored: their text, and null for what is
-  nested more than 300 levels deep.
+- values that only another tool can have stored: their text.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Mapping
-from decimal import Decimal
-from enum import Enum
-from itertools import repeat
 from typing import Any, Final
 
 from google.adk.auth.auth_credential import AuthCredentialTypes
@@ -61,9 +55,6 @@ _CREDENTIAL_REQUEST: Final = "adk_request_credential"
 """The function that ADK has a client call, or answer, to ask for a credential."""
 _HOLDERS: Final = _REQUESTED | _CREDENTIALS | {"name"}
 
-_MAX_LEVELS: Final = 300
-_LARGEST: Final = 10**4300
-
 
 def json_text(fields: Mapping[str, Any]) -> str:
     """Write the public view of named events, deltas, states and values as JSON."""
@@ -93,51 +84,23 @@ def is_withheld(fields: Mapping[str, Any]) -> bool:
     return public_view(fields) != {name: _to_plain(it) for name, it in fields.items()}
 
 
-def _to_plain(value: Any, levels: int = _MAX_LEVELS) -> Any:
-    if type(value) is str or type(value) is bool or value is None:
-        return value
-    if isinstance(value, BaseModel):
-        value = _model_fields(value)
-    is_dict = isinstance(value, dict)
-    if not is_dict and not isinstance(value, list | tuple | set | frozenset):
-        return _plain_scalar(value)
-    if not levels:
-        return None
-    # By map, so that each level takes a single frame of the call stack.
-    below = map(_to_plain, value.values() if is_dict else value, repeat(levels - 1))
-    return dict(zip(map(str, value), below, strict=True)) if is_dict else list(below)
+def _to_plain(value: Any) -> Any:
+    """Convert a value to JSON's types; what JSON calls constants are no numbers."""
+    text = json.dumps(value, ensure_ascii=False, default=_json_form)
+    return json.loads(text, parse_constant=lambda _: None)
 
 
-def _plain_scalar(value: Any) -> Any:
-    if isinstance(value, Enum):
-        value = value.value
-    match value:
-        case bytes():
-            return base64.urlsafe_b64encode(value).decode()
-        case str():
-            return str.__str__(value)
-        case int():
-            is_short = -_LARGEST < value < _LARGEST
-            return int(value) if is_short else str(Decimal(int(value)))
-        case float():
-            return float(value) if math.isfinite(value) else None
+def _json_form(value: Any) -> Any:
+    if isinstance(value, BaseModel):  # by the names of ADK's REST API
+        return value.model_dump(by_alias=True, exclude_none=True, warnings=False)
+    if isinstance(value, bytes):
+        return base64.urlsafe_b64encode(value).decode()
+    if isinstance(value, set | frozenset):
+        return list(value)
     try:
-        return _to_plain(to_jsonable_python(value, serialize_unknown=True))
+        return to_jsonable_python(value, serialize_unknown=True)
     except Exception:  # noqa: BLE001  a value's own code may raise anything
         return type(value).__name__
-
-
-def _model_fields(model: BaseModel) -> dict[str, Any]:
-    """Dump a model's fields by their names in ADK's REST API, without None."""
-    try:
-        return model.model_dump(by_alias=True, exclude_none=True, warnings=False)
-    except Exception:  # noqa: BLE001  another tool may have stored what is too deep
-        known = type(model).model_fields
-        return {
-            (known[name].alias if name in known else None) or name: value
-            for name, value in model
-            if value is not None
-        }
 
 
 def _drop_internal(event: dict[str, Any]) -> None:
