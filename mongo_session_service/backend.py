@@ -20,8 +20,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.schema.indexes import EVENT_ONCE, Index
-from mongo_session_service.schema.setup import create_index, set_up
+from mongo_session_service.schema.indexes import EVENT_ONCE
+from mongo_session_service.schema.setup import set_up
 from mongo_session_service.sessions.appender import Appender
 from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
@@ -234,16 +234,10 @@ class Backends:
         if self._pid != os.getpid():  # the parent's sockets, loops and lock
             self._reset()
 
-    async def set_up(self, index: Index | None) -> None:
-        """Create collections and indexes, and check the server, even if done before.
-
-        Of the indexes that are created on request only, create this one.
-        """
+    async def set_up(self) -> None:
+        """Create collections and indexes, and check the server, even if done before."""
         connection = (await self.backend_of_running_loop()).connection
         await self._set_up(connection, builds=True)
-        if index is not None:
-            async with connection.translating_errors():
-                await retry_soon(create_index, connection, index)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
         async with connection.translating_errors():

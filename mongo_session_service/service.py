@@ -75,7 +75,6 @@ from mongo_session_service.model.results import (
     UserEvent,
 )
 from mongo_session_service.model.validation import check_id, lookup_id
-from mongo_session_service.schema.indexes import OPTIONAL
 from mongo_session_service.sessions import (
     deletion,
     event_log,
@@ -227,23 +226,16 @@ class MongoSessionService(BaseSessionService):
         observe(self)
 
     @traced
-    async def setup(self, *, index: Literal["activity"] | None = None) -> None:
+    async def setup(self) -> None:
         """Creates collections and indexes, and checks the server.
 
         Done on first use too; call it at start-up to fail early. Safe to repeat.
-
-        Args:
-            index: An index to create as well: ``activity`` lets ``find_sessions`` list
-                the sessions of an app by their last update. Appends take longer with
-                it: docs/decisions/write-path.md.
 
         Raises:
             ConfigurationError: the server is too old, or not a replica set.
             SchemaVersionError: the data was written by a newer release.
         """
-        if index is not None:
-            validation.check_choice("index", index, tuple(OPTIONAL))
-        await self._backends.set_up(OPTIONAL[index] if index else None)
+        await self._backends.set_up()
 
     @traced
     async def ping(self) -> float:
@@ -884,7 +876,7 @@ class MongoSessionService(BaseSessionService):
         that nothing is appended to in the meantime. One that moves may be returned
         again, each time as it is then; or, if it moves to the beginning of the order
         before a page has reached it, not at all: ``watch`` tells of it. One that
-        another tool has damaged is left out, with a warning that names it.
+        another tool has damaged is left out.
 
         Args:
             user_id: Only this user's.
@@ -893,13 +885,13 @@ class MongoSessionService(BaseSessionService):
                 difference among ASCII letters. No index helps: MongoDB reads the
                 sessions of the app, or of the user, until the page is full.
             labels: Only those with all of these labels; they may have others.
-            where: Only those whose own state has these values. Types must match,
-                except among numbers: 1 equals 1.0, but not True. An int beyond 64 bits
-                equals no float.
+            where: Only those whose own state has these values: strings, numbers,
+                bools and None, by top-level keys. Types must match, except among
+                numbers: 1 equals 1.0, but not True. An int beyond 64 bits equals no
+                float.
             waiting: True for those with a call that waits for a person.
             order_by: ``create_time``, or ``update_time``: the time of the last event,
-                or of the creation. The latter needs a ``user_id``, or the index that
-                ``setup(index="activity")`` creates.
+                or of the creation. The latter needs a ``user_id``.
             newest_first: Whether those created or updated last come first.
             with_state: Whether their state is loaded, as ``list_sessions`` does.
             limit: How many a page has at most, up to 1,000.
@@ -908,7 +900,7 @@ class MongoSessionService(BaseSessionService):
 
         Raises:
             InvalidInputError: the token is not one of this search, or the order needs
-                an index that does not exist.
+                a user.
         """
         search.check_limit(limit)
         validation.check_flag("with_state", with_state)

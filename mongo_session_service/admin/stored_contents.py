@@ -18,12 +18,7 @@ from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
-from mongo_session_service.schema.indexes import OPTIONAL
-from mongo_session_service.schema.setup import (
-    has_index,
-    missing_indexes,
-    recorded_version,
-)
+from mongo_session_service.schema.setup import missing_indexes, recorded_version
 from mongo_session_service.service import MongoSessionService, connection_of
 from mongo_session_service.sessions import deletion, queries, redaction, search
 from mongo_session_service.sessions.details import ANNOUNCED
@@ -240,8 +235,6 @@ class SchemaContents:
     collections: frozenset[str]
     missing_indexes: frozenset[str]
     """By collection and name: ``sessions.by_user``."""
-    optional_indexes: frozenset[str]
-    """Existing ones that are created on request only, in the same form."""
     schema_version: int | None
 
 
@@ -250,15 +243,9 @@ async def read_schema(service: MongoSessionService) -> SchemaContents:
     async with connection_of(service) as connection:
         there = await connection.database.list_collection_names()
         missing = await missing_indexes(connection)
-        optional = [
-            each for each in OPTIONAL.values() if await has_index(connection, each)
-        ]
         version = await recorded_version(connection)
-    lacking, added = (
-        frozenset(
-            f"{connection.prefix}{each.collection}.{each.name}" for each in indexes
-        )
-        for indexes in (missing, optional)
+    lacking = frozenset(
+        f"{connection.prefix}{each.collection}.{each.name}" for each in missing
     )
     ours = {each for each in there if each.startswith(connection.prefix)}
-    return SchemaContents(frozenset(ours), lacking, added, version)
+    return SchemaContents(frozenset(ours), lacking, version)

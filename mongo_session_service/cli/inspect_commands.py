@@ -57,8 +57,7 @@ _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
     "--order",
     "order_by",
     type=click.Choice(["create_time", "update_time"]),
-    help="By default create_time. update_time needs --user, or the index that"
-    " `setup --index activity` creates.",
+    help="By default create_time. update_time needs --user.",
 )
 @click.option(
     "--oldest-first", is_flag=True, help="Begin with the oldest, not the newest."

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.shell_completion import get_completion_class
@@ -17,7 +17,6 @@ from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, styles, terminal
 from mongo_session_service.cli.param_types import ZONE
-from mongo_session_service.schema.indexes import OPTIONAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,37 +35,25 @@ _MARKS: Final = {
 
 @click.command()
 @options.uri_argument
-@click.option(
-    "--index",
-    type=click.Choice(sorted(OPTIONAL)),
-    help="Create this index as well: activity lists sessions by their last update.",
-)
 @options.as_json
 @options.with_address
-async def setup(
-    address: options.ServiceAddress,
-    index: Literal["activity"] | None,
-) -> bool:
+async def setup(address: options.ServiceAddress) -> bool:
     """Creates the collections and indexes that are missing.
 
     A service does so on its first use. This command does it beforehand, for example as
     a user with more privileges, or before the first users come. What exists is left as
     it is. An index that cannot be created is named on stderr; the exit code is then 3.
 
-    An --index is created on request only, since it makes every append slower.
-
     \b
     Example:
       mongo-session-service setup
-      mongo-session-service setup --index activity
     """
     async with address.open_service() as service:
         before = await admin.stored_contents.read_schema(service)
-        await service.setup(index=index)
+        await service.setup()
         after = await admin.stored_contents.read_schema(service)
     created = sorted(after.collections - before.collections)
-    made = before.missing_indexes - after.missing_indexes
-    indexes = sorted(made | after.optional_indexes - before.optional_indexes)
+    indexes = sorted(before.missing_indexes - after.missing_indexes)
     if terminal.has_flag("json"):
         terminal.show_json(
             {

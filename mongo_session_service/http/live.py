@@ -25,8 +25,6 @@ from mongo_session_service.http.session_routes import SessionResources, json_res
 from mongo_session_service.http.shapes import AppName
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id, lookup_id
-from mongo_session_service.schema.indexes import BY_ACTIVITY
-from mongo_session_service.schema.setup import has_index
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
 
@@ -173,20 +171,9 @@ class AllSessions(SessionResources):
         app_name: AppName,
         query: Annotated[shapes.SessionQuery, Query()],
     ) -> Response:
-        """Lists an app's sessions, a page at a time.
-
-        Unless told otherwise, by activity where an index has it; a search takes the
-        index of what it looks for.
-        """
+        """Lists an app's sessions, a page at a time."""
         scope = self._of_app(app_name)
         async with self.answer_in_time():
-            wanted = (query.session_id, query.label, query.waiting, query.order_by)
-            is_plain = query.title is None and not any(wanted)
-            if is_plain and scope.user_id is None:
-                async with backends_of(self.service).in_call() as opened:
-                    connection = opened.connection
-                    if await connection.retry(has_index, connection, BY_ACTIVITY):
-                        query.order_by = "update_time"
             rows, token = await self.find_rows(scope, query)
             listed = {
                 "sessions": await self._permitted(request, rows),

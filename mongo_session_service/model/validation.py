@@ -97,12 +97,13 @@ def check_wait(what: str, value: object) -> None:
         raise InvalidInputError(f"{what} must not be negative.")
 
 
-def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
-    """Require one of the choices."""
+def check_choice(what: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         given = quoted(value) if isinstance(value, str) else type(value).__name__
         message = f"{what} must be one of {', '.join(choices)}, not {given}."
         raise InvalidInputError(message)
+    return value
 
 
 def check_flag(what: str, value: object) -> bool:

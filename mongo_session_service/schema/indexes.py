@@ -67,17 +67,6 @@ EVENT_ONCE: Final = Index(
     serves="an event appended twice is stored once, and found by its id",
 )
 
-BY_ACTIVITY: Final = Index(
-    collection="sessions",
-    name="by_activity",
-    keys=("_id.app_name", "update_time", "_id.user_id", "_id.session_id"),
-    serves="a page of an app's sessions by their last update, of any number",
-)
-"""Each append writes it, so it is created on request only."""
-
-OPTIONAL: Final = {"activity": BY_ACTIVITY}
-"""Indexes that ``setup(index=)`` creates."""
-
 INDEXES: Final = (
     EVENT_ONCE,
     Index(

@@ -100,19 +100,6 @@ async def missing_indexes(connection: Connection) -> list[Index]:
     return [each for each in INDEXES if not each.is_like(described[each.collection])]
 
 
-async def create_index(connection: Connection, index: Index) -> None:
-    """Create an index that is not part of every setup."""
-    collection = getattr(connection, index.collection)
-    await collection.create_index(index.directed, **index.options)
-
-
-async def has_index(connection: Connection, index: Index) -> bool:
-    """Tell whether an index exists as it is defined."""
-    return index.is_like(
-        await getattr(connection, index.collection).index_information()
-    )
-
-
 class _Attempts:
     """Attempts to create something, and why those that failed did."""
 

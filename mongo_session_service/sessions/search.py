@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import bson
@@ -29,15 +27,10 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionPage, SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
-from mongo_session_service.schema.indexes import BY_ACTIVITY
-from mongo_session_service.schema.setup import has_index
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.cooperative import in_slices
 from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
-
-MAX_DEPTH: Final = 10
-"""Levels of lists and dicts that a value of ``where`` may have."""
 
 _OF_OTHERS: Final = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 
@@ -75,8 +68,6 @@ class Search:
     filter: Document
     newest_first: bool
     order_by: str = "create_time"
-    is_of_user: bool = False
-    """Whether only the sessions of one user are searched."""
 
     @property
     def bytes(self) -> bytes:
@@ -85,20 +76,12 @@ class Search:
         return bson.encode({"filter": self.filter, **order})
 
     def position_of(self, document: Document) -> PagePosition:
-        """Return the position of a stored session."""
         id_ = document["_id"]
         return PagePosition(document[self.order_by], id_["user_id"], id_["session_id"])
 
-    def has_position(self, document: Document) -> bool:
-        """Whether a document has one; for the server it is ``_has_position_filter``."""
-        id_: Document = document["_id"]
-        time: Any = document.get(self.order_by)
-        ids = (id_.get("user_id"), id_.get("session_id"))
-        is_number = isinstance(time, int | float) and not isinstance(time, bool)
-        return {*map(type, ids)} == {str} and is_number and math.isfinite(time)
-
     @property
-    def _has_position_filter(self) -> Document:
+    def _has_position(self) -> Document:
+        """The filter for documents that a token can continue after."""
         return {
             self.order_by: {"$gt": -math.inf, "$lt": math.inf},
             "_id.user_id": {"$type": "string"},
@@ -119,16 +102,14 @@ class Search:
         now: float,
         *,
         with_state: bool,
-        placed_only: bool = False,
     ) -> Query:
         """The query for a page, which begins after a place, if given."""
         conditions = [
             self.filter,
             queries.visible_filter(now),
+            self._has_position,
             *self._later_filters(after),
         ]
-        if placed_only:
-            conditions.append(self._has_position_filter)
         unread = (documents.INITIAL,) if with_state else (documents.INITIAL, "state")
         wanted = {"$and": conditions}
         return Query("sessions", wanted, self.order, limit, without=unread)
@@ -167,7 +148,10 @@ def new_search(
 ) -> Search:
     """Check the arguments of a search; None does not restrict it."""
     is_newest_first = check_flag("newest_first", newest_first)
-    check_choice("order_by", order_by, ORDERS)
+    order = check_choice("order_by", order_by, ORDERS)
+    if order != "create_time" and user_id is None:
+        message = f"Ordering by {order} has no index: name a user_id as well."
+        raise InvalidInputError(message)
     wanted: Document = {"_id.app_name": check_id("app_name", app_name)}
     owner = Owner(wanted["_id.app_name"])
     if user_id is not None:
@@ -187,13 +171,11 @@ def new_search(
         conditions += [{"labels": {"$eq": each}} for each in wanted_labels]
     if where is not None:
         conditions += state_conditions(where, owner, hooks)
-    is_of_user = user_id is not None
-    order = str(order_by)
-    return Search({"$and": [wanted, *conditions]}, is_newest_first, order, is_of_user)
+    return Search({"$and": [wanted, *conditions]}, is_newest_first, order)
 
 
 def _has_title_part(part: str) -> Document:
-    """Make the expression that is true of titles with a part, in capitals or not.
+    """Match a substring of titles, ignoring the case of ASCII letters.
 
     No regular expression, which a caller could make as costly as they like. MongoDB's
     ``$toLower`` lowers ASCII only, and fails on what another tool may have stored.
@@ -202,19 +184,6 @@ def _has_title_part(part: str) -> Document:
     place = {"$indexOfCP": [{"$toLower": "$title"}, {"$literal": lowered}]}
     is_text: Document = {"$eq": [{"$type": "$title"}, "string"]}
     return {"$cond": [is_text, {"$gte": [place, 0]}, False]}
-
-
-async def _check_order(connection: Connection, search: Search) -> None:
-    """Require the index that a search needs, if it is not part of every setup."""
-    if search.order_by == "create_time" or search.is_of_user:
-        return
-    if not await connection.retry(has_index, connection, BY_ACTIVITY):
-        raise InvalidInputError(
-            "Ordering all sessions of an app by update_time needs an index that does"
-            " not exist. Name a user, or create it: setup(index='activity') in Python,"
-            " `mongo-session-service setup --index activity` in a terminal. Appends"
-            " take longer with it."
-        )
 
 
 def check_limit(limit: object, name: str = "limit") -> int:
@@ -248,53 +217,25 @@ def _check_state_key(key: object) -> str:
     return key
 
 
-@contextmanager
-def _naming_key(key: str) -> Iterator[None]:
-    """Name the key whose value is refused."""
+def _state_condition(key: str, value: Any, owner: Owner, hooks: Hooks) -> Document:
+    if not isinstance(value, str | int | float | None):
+        message = (
+            f"The value of where key {quoted(key)} must be a string, a number, a bool"
+            f" or None, not {type(value).__name__}."
+        )
+        raise InvalidInputError(message)
     try:
-        yield
+        form = bson_values.json_form(value, f"where key {quoted(key)}")
+        stored = hooks.state_to_store({key: form}, owner)[key]
+        encoded = bson_values.encode_value(stored)
     except InvalidInputError as error:
         message = (
             f"The value of where key {quoted(key)} cannot be searched for: {error}."
         )
         raise InvalidInputError(message) from None
-
-
-def _state_condition(key: str, value: Any, owner: Owner, hooks: Hooks) -> Document:
-    with _naming_key(key):
-        form = bson_values.json_form(value, f"where key {quoted(key)}")
-    stored = hooks.state_to_store({key: form}, owner)[key]
-    path = f"state.{bson_values.escape_key(key)}"
-    with _naming_key(key):
-        encoded = bson_values.encode_value(stored)
-        is_wrapped = isinstance(encoded, dict) and bson_values.WRAPPER in encoded
-        if isinstance(encoded, dict | list) and not is_wrapped:
-            kind = "object" if isinstance(encoded, dict) else "array"
-            return {path: {"$type": kind}, "$expr": _equality(f"${path}", encoded)}
     # Otherwise None would match a missing key, and a value a list that contains it.
-    return {path: {"$eq": encoded, "$exists": True, "$not": {"$type": "array"}}}
-
-
-def _equality(there: Any, value: Any, levels: int = MAX_DEPTH) -> Document:
-    """An expression that compares a field with a value, exactly."""
-    if not isinstance(value, dict | list):
-        return {"$eq": [there, {"$literal": value}]}
-    if not levels:
-        raise InvalidInputError(f"it is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        places: list[Document] = [
-            {"$getField": {"field": {"$literal": name}, "input": there}}
-            for name in value
-        ]
-        size: Any = {"$objectToArray": there}
-        is_kind: Document = {"$eq": [{"$type": there}, "object"]}
-    else:
-        places = [{"$arrayElemAt": [there, index]} for index in range(len(value))]
-        size, is_kind = there, {"$isArray": [there]}
-    items = value.values() if isinstance(value, dict) else value
-    fields = map(_equality, places, items, repeat(levels - 1))
-    has_size = {"$eq": [{"$size": size}, len(value)]}
-    return {"$cond": [is_kind, {"$and": [has_size, *fields]}, False]}
+    wanted = {"$eq": encoded, "$exists": True, "$not": {"$type": "array"}}
+    return {f"state.{bson_values.escape_key(key)}": wanted}
 
 
 def page_token_after(place: PagePosition, search: Search) -> str:
@@ -341,16 +282,10 @@ async def load_page(
 ) -> SessionPage:
     """Load the first page, or that of a token, without what cannot be read."""
     after = None if page_token is None else position_in_token(page_token, search)
-    await _check_order(connection, search)
     now = connection.clock.now()
-    query = partial(search.page_query, after, limit + 1, now, with_state=with_state)
+    query = search.page_query(after, limit + 1, now, with_state=with_state)
     load = partial(_load_found, connection, with_state=with_state)
-    found, shared = await connection.retry(load, query())
-    if misplaced := [each for each in found if not search.has_position(each)]:
-        # They come together, and could fill a page that no token would continue.
-        for each in misplaced:
-            documents.warn_of_unreadable(documents.unreadable_session(each["_id"]))
-        found, shared = await connection.retry(load, query(placed_only=True))
+    found, shared = await connection.retry(load, query)
     shown, states = found[:limit], None
     if with_state:
         both, hooks = [*shown, *shared], connection.hooks

@@ -326,7 +326,7 @@ async def test_a_time_beyond_the_calendar_is_shown(
         (
             ["sessions", "--app", "a", "--order", "update_time"],
             1,
-            "--index activity",
+            "name a user_id",
         ),
         (["sessions", "--oldest-first"], 2, "--oldest-first needs --app."),
         (["sessions", "--order", "update_time"], 2, "--order needs --app."),

@@ -115,29 +115,6 @@ def test_a_page_costs_what_it_shows(
         assert stats["totalKeysExamined"] <= 6 + 2 * AT_ONCE
 
 
-async def test_the_activity_index_leads_to_pages(
-    service: MongoSessionService, database: str, sessions: MongoClient
-) -> None:
-    """With it a page by last update costs what it shows, wherever it begins."""
-    await service.setup(index="activity")
-    for newest_first, after in itertools.product((True, False), (None, 700)):
-        found = new_search(
-            "app",
-            *(None, None, None, None),
-            order_by="update_time",
-            newest_first=newest_first,
-            hooks=NO_HOOKS,
-        )
-        place = PagePosition(MOMENT + after, "bob", f"s{after}") if after else None
-        stages = found.page_query(place, 6, MOMENT, with_state=False).stages(PLACE)
-
-        shape, indexes, stats = explained(sessions, database, stages)
-
-        assert indexes == {"by_activity"}
-        assert "SORT" not in shape
-        assert stats["totalDocsExamined"] <= 6 + 2
-
-
 async def test_a_state_key_can_have_an_index(
     service: MongoSessionService, database: str, sessions: MongoClient
 ) -> None:
