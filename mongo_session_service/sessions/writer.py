@@ -40,8 +40,8 @@ from mongo_session_service.sessions.batch import (
 )
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
 from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.statements import LockedError
 from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
-from mongo_session_service.storage.transactions import LockedError
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
@@ -66,8 +66,6 @@ MAX_TRANSACTIONS: Final = MAX_BATCHES + MAX_ALONE
 
 MAX_ENCODED: Final = 128
 """Writes that are admitted, to be encoded, in one iteration of the event loop."""
-
-_NOT_SPLIT: Final = LockedError, StorageUnavailableError
 
 _FIRST_PAUSE: Final = 0.01  # seconds
 _LONGEST_PAUSE: Final = 1.0  # seconds
@@ -401,7 +399,7 @@ class Writer:
             part = self._end_late(it for it in part if closed.isdisjoint(it.documents))
             error = await self._commit(part, ATTEMPTS, is_lone=is_lone)
             middle = len(part) // 2
-            if error and middle and not isinstance(error, _NOT_SPLIT):
+            if error and middle and not isinstance(error, StorageUnavailableError):
                 parts += [part[middle:], part[:middle]]
             else:
                 again += await self._settle(part, error)
@@ -434,10 +432,10 @@ class Writer:
                 queued.pending.marker = marker = queued.expected.after_append()
                 queued.answer_caller(marker)
             return []
-        if isinstance(error, StorageUnavailableError):
-            return self._give_up(part, error)
         if isinstance(error, LockedError):
             return self._hold_locked(part, error.collection)
+        if isinstance(error, StorageUnavailableError):
+            return self._give_up(part, error)
         (queued,) = part
         if isinstance(error, BatchRefusedError):
             return await self._settle_refused(queued)
