@@ -433,7 +433,7 @@ def _source_of(
 ) -> AbstractAsyncContextManager[Source]:
     """Return the source that the rest of a command's options describe."""
     from mongo_session_service import transfer
-    from mongo_session_service.transfer.sources.service_source import source_of_factory
+    from mongo_session_service.transfer.sources import source_of_factory
 
     if "factory" in options:
         return source_of_factory(options["factory"], chosen.apps)

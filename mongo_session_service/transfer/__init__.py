@@ -10,26 +10,27 @@
 from __future__ import annotations
 
 from mongo_session_service.errors import ConflictError, SourceError, TransferError
+from mongo_session_service.transfer.adk_sources import (
+    AdkMongoDbSource,
+    SqliteSource,
+    SqlSource,
+)
+from mongo_session_service.transfer.comparison import Verified, verify
 from mongo_session_service.transfer.export_file import (
     Exported,
     JsonLinesSource,
     export,
 )
 from mongo_session_service.transfer.handover import HandedOver, hand_over
-from mongo_session_service.transfer.importer import move
-from mongo_session_service.transfer.source_items import (
+from mongo_session_service.transfer.importer import Moved, Policies, move
+from mongo_session_service.transfer.sources import (
     EVERYTHING,
-    Moved,
-    Policies,
     Problem,
     Selection,
+    ServiceSource,
     Source,
+    StoreSource,
 )
-from mongo_session_service.transfer.sources.adk_mongodb import AdkMongoDbSource
-from mongo_session_service.transfer.sources.adk_sql import SqliteSource, SqlSource
-from mongo_session_service.transfer.sources.service_source import ServiceSource
-from mongo_session_service.transfer.sources.store_source import StoreSource
-from mongo_session_service.transfer.verifier import Verified, verify
 
 __all__ = [
     "EVERYTHING",

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value, is_same_value
-from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError
+from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import (
-    ADK_METADATA,
     DETAILS,
     NO_DETAILS,
     display_name,
     titled,
 )
-from mongo_session_service.model.records import Append, Document
-from mongo_session_service.model.wording import counted
-from mongo_session_service.sessions.deletion import is_session
-from mongo_session_service.transfer.import_batches import EncodedSession, EncodedState
-from mongo_session_service.transfer.source_items import (
-    ALTERED,
+from mongo_session_service.model.records import Append, Document, SessionKey
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.deletion import is_session, remove_expired
+from mongo_session_service.sessions.history import recorded_initial_state
+from mongo_session_service.storage.connection import Connection
+from mongo_session_service.transfer.batches import (
+    Batch,
+    EncodedSession,
+    EncodedState,
+    encoded_batches,
+)
+from mongo_session_service.transfer.sources import (
+    EVERYTHING,
     Problem,
+    Selection,
+    ServiceSource,
+    Source,
+    StoreSource,
     session_text,
 )
 
@@ -38,18 +50,11 @@ class ComparisonResult(Enum):
 
     NEW = "new"
     SAME = "unchanged"
-    BEHIND = "behind"
+    BEHIND = "caught_up"
     """The target has its first events."""
     AHEAD = "ahead"
     """The target has all of it, and what was appended or changed there since."""
     CONFLICT = "conflict"
-
-
-class Difference(NamedTuple):
-    """A field of a session's document that is not equal, and how it differs."""
-
-    field: str
-    reason: str
 
 
 class SessionPlan(NamedTuple):
@@ -61,34 +66,31 @@ class SessionPlan(NamedTuple):
     comparison: ComparisonResult
     matched: int
     """Events of this part that are stored correctly, counted from its first."""
-    stored: int = 0
-    """Events of a session that is not visible yet, correct or not."""
-    event: str = ""
-    """How the first event that is not equal differs; empty if all are equal."""
-    differences: tuple[Difference, ...] = ()
-    """Fields that differ, in the last part."""
-    reason: str = ""
-    """Why the two cannot be parts of one session."""
+    stored: int
+    """Events that are stored at its revisions, correct or not."""
+    differing: tuple[str, ...] = ()
+    """What differs: the first such event, and parts of the session's document."""
 
     @property
-    def reasons(self) -> list[str]:
-        """Everything that differs."""
-        known = [each.reason for each in self.differences]
-        return [self.event, *known] if self.event else known
+    def differences(self) -> list[str]:
+        """What verification reports."""
+        if self.comparison is not ComparisonResult.NEW:
+            return [f"{each} differs" for each in self.differing]
+        return ["the target does not have it"] if self.incoming.is_last else []
 
     @property
     def conflict(self) -> Problem:
         """Problem that keeps the source's session from being stored."""
-        reason = self.reason
+        reasons = self.differences
         if self.incoming.is_renamed:
-            reason += "; its id is stored without its white space"
+            reasons.append("its id is stored without its white space")
         if self._is_redacted:
-            reason += "; the target's has redacted events, so it is never replaced"
-        return Problem(session_text(self.incoming.header.key), reason)
+            reasons.append("the target's has redacted events, so it is never replaced")
+        return Problem(session_text(self.incoming.header.key), "; ".join(reasons))
 
     @property
     def may_replace(self) -> bool:
-        """Tell whether it may replace what differs.
+        """Whether it may replace what differs.
 
         It may not if it has another one's id, or would bring back what was redacted.
         """
@@ -100,7 +102,7 @@ class SessionPlan(NamedTuple):
 
     @property
     def is_lacking(self) -> bool:
-        """Tell whether there is something to write."""
+        """Whether there is something to write."""
         return self.comparison not in {ComparisonResult.SAME, ComparisonResult.AHEAD}
 
 
@@ -113,7 +115,7 @@ class StatePlan(NamedTuple):
     """The target's; None if it has none."""
     is_noted: bool
     """Whether an import has noted that it brought the target to that revision."""
-    differences: tuple[str, ...] = ()
+    differs: bool = True
     may_replace: bool = True
 
     @property
@@ -123,14 +125,43 @@ class StatePlan(NamedTuple):
 
     @property
     def lacks_note(self) -> bool:
-        """Tell whether an import was killed between the state and its note."""
+        """Whether an import was killed between the state and its note."""
         return self.comparison is ComparisonResult.SAME and not self.is_noted
 
     @property
     def is_lacking(self) -> bool:
-        """Tell whether there is something to write."""
+        """Whether there is something to write."""
         is_there = self.comparison in {ComparisonResult.SAME, ComparisonResult.AHEAD}
         return not is_there or self.lacks_note
+
+
+def compare_session(
+    incoming: EncodedSession,
+    found: Document | None,
+    stored: Sequence[Document],
+    hooks: Hooks,
+) -> SessionPlan:
+    """Compare a session, or a part of one, with what the target holds.
+
+    That is the document under its id, and the events from the part's first on, at most
+    one more than it has. Content is compared as it is after loading.
+    """
+    matched = _count_matching(incoming, stored, hooks)
+    plan = SessionPlan(incoming, found, ComparisonResult.NEW, matched, len(stored))
+    if found is None or not is_session(found):
+        return plan
+    plan = plan._replace(comparison=ComparisonResult.CONFLICT)
+    try:
+        documents.checked_key(found)
+        differing = _differing_parts(incoming, found, hooks)
+    except StorageError:
+        return plan._replace(differing=("its document",))
+    if incoming.offset + matched < min(found["revision"], incoming.revision):
+        event_id = incoming.appends[matched].event.get("id")
+        event = f"event {incoming.offset + matched + 1} ({event_id!r})"
+        return plan._replace(differing=(event, *differing))
+    comparison = _classify(incoming, found, {*differing})
+    return plan._replace(comparison=comparison, differing=differing)
 
 
 def _count_matching(
@@ -148,7 +179,7 @@ def _count_matching(
 def _is_already_stored(
     append: Append, revision: int, stored: Document, hooks: Hooks
 ) -> bool:
-    """Tell whether an event is stored at its revision, in any order of fields."""
+    """Whether an event is stored at its revision, in any order of fields."""
     id_ = stored["_id"]
     is_next = id_ == append.key.event_id(revision) and isinstance(id_["revision"], int)
     if not is_next:
@@ -168,165 +199,92 @@ def _is_already_stored(
         return False
 
 
-def _event_difference(
-    incoming: EncodedSession, stored: Sequence[Document], matched: int
-) -> str:
-    append, revision = incoming.appends[matched], incoming.offset + matched + 1
-    event_id = append.event.get("id")
-    found = stored[matched] if matched < len(stored) else None
-    if found is None or found["_id"]["revision"] != revision:
-        what = "is missing"
-    else:
-        event = found.get("event")
-        is_its = isinstance(event, dict) and event.get("id") == event_id
-        what = "other content" if is_its else "another"
-    return f"event {revision}, {event_id!r}: {what} in the target"
-
-
-def compare_session(
-    incoming: EncodedSession,
-    found: Document | None,
-    stored: Sequence[Document],
-    hooks: Hooks,
-) -> SessionPlan:
-    """Compare a session, or a part of one, with what the target holds.
-
-    That is the document under its id, and the events from the part's first on, at most
-    one more than it has. Content is compared as it is after loading.
-    """
-    matched = _count_matching(incoming, stored, hooks)
-    plan = SessionPlan(incoming, found, ComparisonResult.NEW, matched)
-    if found is None or not is_session(found):
-        missing = Difference("_id", "the target does not have it")
-        there = plan._replace(stored=len(stored))
-        return there._replace(differences=(missing,)) if incoming.is_last else there
-    plan = plan._replace(comparison=ComparisonResult.CONFLICT)
-    try:
-        documents.checked_key(found)
-        differences = tuple(_session_differences(incoming, found, hooks))
-    except StorageError:
-        return plan._replace(differences=(Difference("_id", ALTERED),), reason=ALTERED)
-    plan = plan._replace(differences=differences)
-    if incoming.offset + matched < min(found["revision"], incoming.revision):
-        event = _event_difference(incoming, stored, matched)
-        reason = f"its event {incoming.offset + matched + 1} is different"
-        return plan._replace(event=event, reason=reason)
-    reasons = {each.field: each.reason for each in reversed(differences)}
-    comparison, reason = _classify(incoming, found, reasons)
-    return plan._replace(comparison=comparison, reason=reason)
-
-
 def _classify(
-    incoming: EncodedSession, session: Document, reasons: Mapping[str, str]
-) -> tuple[ComparisonResult, str]:
-    """Judge two sessions without different events, and say why in a conflict.
-
-    ``reasons`` has how each field that is not equal differs.
-    """
+    incoming: EncodedSession, session: Document, differing: set[str]
+) -> ComparisonResult:
+    """Judge two sessions, of which these parts differ, but no events."""
     revision = session["revision"]
-    if documents.LOG_BEGINS in reasons:
-        return ComparisonResult.CONFLICT, reasons[documents.LOG_BEGINS]
+    if LOG_BEGINS in differing:
+        return ComparisonResult.CONFLICT
     if not incoming.is_last:
-        return ComparisonResult.BEHIND, ""
+        return ComparisonResult.BEHIND
     if revision == documents.log_begins(session):
         # Without events, two sessions are one if they were created at the same time.
         known = "state" if incoming.header.create_time is None else "create_time"
-        if known in reasons:
-            return ComparisonResult.CONFLICT, "it was created separately"
+        if known in differing:
+            return ComparisonResult.CONFLICT
     if revision != incoming.revision:
         is_ahead = revision > incoming.revision
-        return ComparisonResult.AHEAD if is_ahead else ComparisonResult.BEHIND, ""
-    for field in ("details", "state", "update_time"):
-        if field in reasons and incoming.header.update_time > session["update_time"]:
-            return ComparisonResult.BEHIND, ""
-        if field in reasons:
-            return ComparisonResult.CONFLICT, reasons[field]
-    if documents.INITIAL in reasons:
-        return ComparisonResult.CONFLICT, reasons[documents.INITIAL]
-    return ComparisonResult.SAME, ""
+        return ComparisonResult.AHEAD if is_ahead else ComparisonResult.BEHIND
+    # A title alone, without other details, may have been given here.
+    known_details = DETAILS if incoming.details else ()
+    if differing & {"state", "update_time", *known_details}:
+        is_newer = incoming.header.update_time > session["update_time"]
+        return ComparisonResult.BEHIND if is_newer else ComparisonResult.CONFLICT
+    return ComparisonResult.CONFLICT if INITIAL in differing else ComparisonResult.SAME
 
 
-def _session_differences(
+def _differing_parts(
     incoming: EncodedSession, session: Document, hooks: Hooks
-) -> Iterator[Difference]:
-    """Find the fields that differ; in a part before the last, only the log's begin."""
-    header, begins = incoming.header, documents.log_begins(session)
-    if not is_same_value(begins, header.log_begins):
-        reason = f"its log begins after revision {begins}, not {header.log_begins}"
-        yield Difference(documents.LOG_BEGINS, reason)
+) -> tuple[str, ...]:
+    """Name what differs in the documents; before the last part, only the log's begin.
+
+    What the source does not record does not differ.
+    """
+    header = incoming.header
     if not incoming.is_last:
-        return
-    count, other = incoming.revision - header.log_begins, session["revision"] - begins
-    if not is_same_value(count, other):
-        yield Difference("revision", f"{counted(count, 'event')}, there {other}")
-    owner = Owner.of_session(incoming.key)
-    here = documents.decode_state(incoming.state, owner, hooks)
-    there = documents.decode_state(session["state"], owner, hooks)
-    yield from _title_and_details(incoming, session, here, there)
-    if display_name(here) or display_name(there):
-        # A title may be stored as the display name; it was compared as one.
-        here, there = titled(here, "-"), titled(there, "-")
-    for reason in _state_differences(here, there):
-        yield Difference("state", reason)
-    if incoming.initial is not None:
-        began = documents.decode_state(incoming.initial, owner, hooks)
-        before = documents.decode_state(
-            session.get(documents.INITIAL, {}), owner, hooks
-        )
-        for reason in _state_differences(began, before):
-            yield Difference(documents.INITIAL, f"initial {reason}")
-    times = {"update_time": header.update_time, "create_time": header.create_time}
-    for name, seconds in times.items():
-        if seconds is not None and not _is_same_time(seconds, session[name]):
-            moments = f"{_moment(seconds)}, there {_moment(session[name])}"
-            yield Difference(name, f"{name.replace('_time', 'd')} at {moments}")
+        is_same = is_same_value(header.log_begins, documents.log_begins(session))
+        return () if is_same else (LOG_BEGINS,)
+    document = {
+        LOG_BEGINS: header.log_begins,
+        "revision": incoming.revision,
+        **(incoming.details or NO_DETAILS).to_document(),
+        "state": incoming.state,
+        INITIAL: incoming.initial or {},
+        "update_time": header.update_time,
+        "create_time": header.create_time,
+    }
+    here, there = (
+        _opened(each, incoming.key, hooks)
+        for each in (document, {**session, LOG_BEGINS: documents.log_begins(session)})
+    )
+    if display_name(here["state"]) or display_name(there["state"]):
+        # A title may be stored as the display name; it is compared as one.
+        for each in (here, there):
+            each["state"] = titled(each["state"], "-")
+    unknown = {name for name in ("create_time",) if header.create_time is None}
+    if incoming.initial is None:
+        unknown.add(INITIAL)
+    if incoming.details is None:
+        unknown |= {*DETAILS} - ({"title"} & here.keys())
+    names = dict.fromkeys((*document, *DETAILS))
+    return tuple(
+        name
+        for name in names
+        if name not in unknown and not _is_same(name, here, there)
+    )
 
 
-def _title_and_details(
-    incoming: EncodedSession,
-    session: Document,
-    here: Mapping[str, Any],
-    there: Mapping[str, Any],
-) -> Iterator[Difference]:
-    """Compare titles, wherever they are stored, and details if the source has them."""
-    known = incoming.details
-    title = (known or NO_DETAILS).with_display_name(here).title
-    stored: Document = {name: session[name] for name in DETAILS if name in session}
-    if (name := display_name(there)) is not None:
-        stored.setdefault("title", name)
-    if known is not None:
-        if not is_same_value(replace(known, title=title).to_document(), stored):
-            reason = "title, labels or time to live are different"
-            yield Difference("details", reason)
-    elif title is not None and title != stored.get("title"):
-        # It may have been renamed here, which an import leaves as it is.
-        reason = f"state key {ADK_METADATA!r} has another value"
-        yield Difference("title", reason)
+def _opened(document: Document, key: SessionKey, hooks: Hooks) -> Document:
+    """Decode the states in a document; a display name is the title if there is none."""
+    owner = Owner.of_session(key)
+    state, initial = (
+        documents.decode_state(document.get(name, {}), owner, hooks)
+        for name in ("state", INITIAL)
+    )
+    name = display_name(state)
+    title = {} if name is None else {"title": name}
+    return {**title, **document, "state": state, INITIAL: initial}
 
 
-def _moment(seconds: float) -> str:
-    """Write a time as ISO 8601 text; one that is in no calendar as its number."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat()
-    except (OSError, OverflowError, ValueError):
-        return f"{seconds!r}"
-
-
-def _is_same_time(here: float, there: Any) -> bool:
-    # Databases keep microseconds, and events a little more.
-    return isinstance(there, float) and abs(here - there) <= _ROUNDING
-
-
-def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    reasons = []
-    for key in sorted(here.keys() | there.keys()):
-        if key not in there:
-            reasons.append(f"state key {key!r} is missing in the target")
-        elif key not in here:
-            reasons.append(f"state key {key!r} is only in the target")
-        elif not is_same_value(here[key], there[key]):
-            reasons.append(f"state key {key!r} has another value")
-    return reasons
+def _is_same(name: str, here: Document, there: Document) -> bool:
+    if name not in here or name not in there:
+        return name not in here and name not in there
+    one, other = here[name], there[name]
+    if name in {"create_time", "update_time"}:
+        # Databases keep microseconds, and events a little more.
+        return isinstance(other, float) and abs(one - other) <= _ROUNDING
+    return is_same_value(one, other)
 
 
 def compare_state(
@@ -348,14 +306,258 @@ def compare_state(
         fields = {} if stored is None else stored.get("state")
         there = documents.decode_state(fields, owner, hooks)
     except StorageError:
-        return plan._replace(differences=(ALTERED,))
-    plan = plan._replace(differences=tuple(_state_differences(here, there)))
+        return plan
+    plan = plan._replace(differs=not is_same_value(here, there))
     if stored is None:
         return plan._replace(comparison=ComparisonResult.NEW)
-    if not plan.differences:
+    if not plan.differs:
         return plan._replace(comparison=ComparisonResult.SAME)
     if is_noted:
         return plan._replace(comparison=ComparisonResult.BEHIND)
     if note and wanted.digest and note.get("digest") == wanted.digest:
         return plan._replace(comparison=ComparisonResult.AHEAD)
     return plan
+
+
+class StoreTarget:
+    """The sessions of a database, beside which those of a source are compared."""
+
+    def __init__(self, connection: Connection, *, is_read_only: bool) -> None:
+        self._connection = connection
+        self.hooks = connection.hooks
+        self._is_read_only = is_read_only
+
+    async def plan_sessions(
+        self, sessions: Sequence[EncodedSession]
+    ) -> list[SessionPlan]:
+        """Compare sessions, or parts of them, with those that are stored."""
+        found = await self._load_sessions(each.key for each in sessions)
+        events = await self._load_events(sessions)
+        return [
+            compare_session(
+                each, found.get(each.key), events.get(each.key, []), self.hooks
+            )
+            for each in sessions
+        ]
+
+    async def _load_sessions(
+        self, keys: Iterable[SessionKey]
+    ) -> dict[SessionKey, Document]:
+        """Load sessions, with initial states, and reservations; remove expired ones."""
+        ids = [key.id for key in keys]
+        now = self._connection.clock.now()
+        found: dict[SessionKey, Document] = {}
+        wanted = self._connection.routed({"_id": {"$in": ids}})
+        for each in await self._connection.sessions.find(wanted).to_list(None):
+            key = SessionKey(**each["_id"])
+            expires = each.get("expire_time")
+            is_over = isinstance(expires, float) and expires <= now
+            if is_over and not self._is_read_only:
+                is_over = await remove_expired(self._connection, key)
+            if not is_over:
+                found[key] = each
+        lacking = [
+            key.event_id(0)
+            for key, each in found.items()
+            if is_session(each) and INITIAL not in each
+        ]
+        if lacking:
+            wanted = self._connection.routed({"_id": {"$in": lacking}})
+            async for apart in self._connection.events.find(wanted):
+                session = found[_key(apart)]
+                if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
+                    session[INITIAL] = recorded_initial_state(session, apart)
+        return found
+
+    async def _load_events(
+        self, parts: Sequence[EncodedSession]
+    ) -> dict[SessionKey, list[Document]]:
+        """Load the events at these parts' revisions, and one more, in order."""
+        found: dict[SessionKey, list[Document]] = {}
+        ranges = [
+            queries.events_until(part.key, part.revision + 1, part.offset)
+            for part in parts
+        ]
+        if ranges:
+            wanted = queries.any_of([self._connection.routed(it) for it in ranges])
+            async for event in self._connection.events.find(wanted).sort("_id"):
+                found.setdefault(_key(event), []).append(event)
+        return found
+
+    async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
+        """Compare shared states with those that are stored."""
+        ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
+        stored: dict[str, Document] = {}
+        for collection in (
+            self._connection.app_states,
+            self._connection.user_states,
+            self._connection.imports,
+        ):
+            async for each in collection.find({"_id": {"$in": ids}}):
+                stored[repr(each["_id"])] = each
+        return [
+            compare_state(
+                each,
+                stored.get(repr(each.id)),
+                stored.get(repr({"of": each.id})),
+                self.hooks,
+            )
+            for each in states
+        ]
+
+
+def _key(event: Document) -> SessionKey:
+    """The key of an event's session."""
+    return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
+
+
+class _ServiceTarget:
+    """A session service, whose sessions are compared as they would be stored."""
+
+    hooks: Hooks = NO_HOOKS
+
+    def __init__(self, source: ServiceSource) -> None:
+        self._source = source
+
+    async def plan_sessions(
+        self, sessions: Sequence[EncodedSession]
+    ) -> list[SessionPlan]:
+        return [
+            compare_session(each, *await self._load_encoded(each), NO_HOOKS)
+            for each in sessions
+        ]
+
+    async def _load_encoded(
+        self, incoming: EncodedSession
+    ) -> tuple[Document | None, list[Document]]:
+        """Encode the service's session, and the events that a part of it may have."""
+        key, begins = incoming.key, incoming.header.log_begins
+        session = await self._source.load(key)
+        if session is None:
+            return None, []
+        own = scopes.split(session.state).session
+        state, _ = documents.encode_state(own, Owner.of_session(key), NO_HOOKS)
+        # Fields that the public methods do not return count as equal.
+        document: Document = {
+            **incoming.session_document(),
+            "state": state,
+            "revision": begins + len(session.events),
+            "update_time": session.last_update_time,
+        }
+        document.pop("title", None)
+        first = incoming.offset - begins
+        events = [
+            documents.event_document(
+                documents.encode_append(key, event, NO_HOOKS), revision
+            )
+            for revision, event in enumerate(
+                session.events[first : first + len(incoming.appends) + 1],
+                start=incoming.offset + 1,
+            )
+        ]
+        return document, events
+
+    async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
+        plans = []
+        for each in states:
+            shared = each.shared
+            found = await self._source.find_shared(shared.app_name, shared.user_id)
+            state, _ = documents.encode_state(found, shared.owner, NO_HOOKS)
+            document = {"state": state, "revision": shared.revision}
+            plans.append(compare_state(each, document, None, NO_HOOKS))
+        return plans
+
+
+@dataclass(slots=True)
+class Verified:
+    """The result of a verification."""
+
+    sessions: int = 0
+    events: int = 0
+    states: int = 0
+    """Shared states that are not empty."""
+    differences: int = 0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether there are no differences."""
+        return self.differences == 0
+
+
+Readable: TypeAlias = StoreSource | ServiceSource
+
+
+async def verify(
+    source: Source,
+    target: Readable,
+    selection: Selection = EVERYTHING,
+    *,
+    is_exact: bool = False,
+    on_difference: Callable[[Problem], None] = lambda _: None,
+    on_progress: Callable[[Verified], None] = lambda _: None,
+) -> Verified:
+    """Compare the selected sessions of an open source with an open target.
+
+    The comparison is the one by which an import decides what to write. Here everything
+    that is not the same is reported, and nothing is written.
+
+    Args:
+        source: The expected sessions.
+        target: The actual sessions.
+        selection: Which sessions to compare.
+        is_exact: Whether sessions that only the target has are differences too. This
+            takes about a hundred bytes of memory for each session.
+        on_difference: Called with each difference: a session, and its event or the part
+            of its document that differs. It never quotes a value.
+        on_progress: Called after each batch.
+    """
+    verified = Verified()
+
+    def report(problem: Problem) -> None:
+        verified.differences += 1
+        on_difference(problem)
+
+    stored: StoreTarget | _ServiceTarget
+    call: AbstractAsyncContextManager[Any] = nullcontext()
+    if isinstance(target, ServiceSource):
+        stored = _ServiceTarget(target)
+    else:
+        stored = StoreTarget(target.connection, is_read_only=True)
+        call = target.connection.translating_errors()
+    compared: set[int] = set()  # hashed keys, which take little memory
+    batches = encoded_batches(source, selection, stored.hooks)
+    async with call, aclosing(batches):
+        async for batch in batches:
+            verified.sessions += batch.sessions_read
+            verified.events += batch.events_read
+            verified.states += batch.states_read
+            for problem in await _batch_differences(batch, stored, is_exact=is_exact):
+                report(problem)
+            if is_exact:
+                compared.update(map(hash, batch.sessions))
+            on_progress(verified)
+    if is_exact:
+        async for each in target.keys(selection):
+            if isinstance(each, Problem):
+                report(each)
+            elif hash(each) not in compared:
+                report(Problem(session_text(each), "only the target has it"))
+    return verified
+
+
+async def _batch_differences(
+    batch: Batch, stored: StoreTarget | _ServiceTarget, *, is_exact: bool
+) -> list[Problem]:
+    problems = [*batch.problems, *batch.conflicts]
+    for state in await stored.plan_states([*batch.states.values()]):
+        shared = state.state.shared
+        # An import begins to count anew, so only two of our own stores count alike.
+        is_counted = is_exact and shared.revision is not None and bool(shared.state)
+        if state.differs or (
+            is_counted and not is_same_value(shared.revision, state.revision)
+        ):
+            problems.append(Problem(str(shared), "it differs"))
+    for session in await stored.plan_sessions([*batch.sessions.values()]):
+        where = session_text(session.incoming.key)
+        problems += (Problem(where, reason) for reason in session.differences)
+    return problems

@@ -75,23 +75,21 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.model.wording import json_line
-from mongo_session_service.transfer.source_items import (
+from mongo_session_service.transfer.sources import (
     EVERYTHING,
+    BaseSource,
     Item,
+    MalformedError,
     Problem,
     Selection,
     SessionHeader,
     SharedState,
     Source,
-)
-from mongo_session_service.transfer.sources.adk_rows import validated
-from mongo_session_service.transfer.sources.base_source import (
-    BaseSource,
-    MalformedError,
+    StoreSource,
     in_thread,
     iterate_in_threads,
+    validated,
 )
-from mongo_session_service.transfer.sources.store_source import StoreSource
 
 STREAM: Final = "-"
 """The name of standard input and output."""

@@ -17,7 +17,7 @@ from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.metadata import titled
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import MongoSessionService
-from mongo_session_service.transfer.source_items import (
+from mongo_session_service.transfer.sources import (
     EVERYTHING,
     Problem,
     Selection,

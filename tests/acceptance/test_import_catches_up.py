@@ -25,12 +25,12 @@ from support.sample_data import KEYS
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import EVERYTHING, Selection
-from mongo_session_service.transfer.source_items import Item
+from mongo_session_service.transfer.sources import Item
 
 MOST: Final = 12
 """Turns while one command runs."""
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "zero-downtime.md"
-SOURCES = "mongo_session_service.transfer.sources"
+TRANSFER = "mongo_session_service.transfer"
 
 
 class Users:
@@ -97,12 +97,12 @@ async def say(service: Any, key: tuple[str, ...], delta: dict[str, Any]) -> None
 def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sources read again and again, and sessions be moved in parts."""
     for name, few in (
-        ("base_source._CHUNK_ELEMENTS", 1),
-        ("adk_sql._SESSIONS_TOGETHER", 2),
-        ("adk_mongodb._SESSIONS_TOGETHER", 1),
+        ("sources._CHUNK_ELEMENTS", 1),
+        ("adk_sources._SESSIONS_TOGETHER", 2),
+        ("adk_sources._REPLY_SESSIONS", 1),
+        ("batches.MAX_EVENTS", 3),
     ):
-        monkeypatch.setattr(f"{SOURCES}.{name}", few)
-    monkeypatch.setattr("mongo_session_service.transfer.import_batches.MAX_EVENTS", 3)
+        monkeypatch.setattr(f"{TRANSFER}.{name}", few)
 
 
 @pytest.mark.parametrize("make", [sql_sqlite, sql_postgresql, sqlite, adk_mongodb])

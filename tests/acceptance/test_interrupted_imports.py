@@ -22,7 +22,7 @@ from support.sample_data import fill
 
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import export_file
-from mongo_session_service.transfer.source_items import SessionHeader
+from mongo_session_service.transfer.sources import SessionHeader
 
 SESSIONS = 8
 EVENTS = 1_100

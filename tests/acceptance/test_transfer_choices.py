@@ -66,7 +66,9 @@ async def test_a_conflict_fails_or_is_skipped_or_replaced(
     call("import", *command)
     changed = {"$set": {"event.author": "changed"}}
     admin[database].events.update_one({"_id": {**IDS, "revision": 6}}, changed)
-    conflict = "session 's1' of user 'ada' in app 'weather': its event 6 is different"
+    conflict = (
+        "session 's1' of user 'ada' in app 'weather': event 6 ('s1-2-agent') differs"
+    )
 
     failed = call("import", *command)
     skipped = call("import", *command, "--on-conflict", "skip")

@@ -24,7 +24,7 @@ from mongo_session_service.transfer import (
     move,
     verify,
 )
-from mongo_session_service.transfer.source_items import SessionHeader
+from mongo_session_service.transfer.sources import SessionHeader
 from support.sample_data import APPS
 
 IDS = {"app_name": "weather", "user_id": "ada", "session_id": "s1"}

@@ -109,13 +109,13 @@ async def test_details_are_compared_and_caught_up_with(
         await copy.update_session(**odd, title="Another", labels=None, ttl=None)
 
         await verify(source, target, on_difference=found.append)
-        with pytest.raises(ConflictError, match="title, labels or time to live"):
+        with pytest.raises(ConflictError, match="title differs; labels differs"):
             await move(source, copy)
         await move(source, copy, policies=Policies(on_conflict="replace"))
         verified = await verify(source, target)
 
     assert [str(each).partition(": ")[2] for each in found] == [
-        "title, labels or time to live are different"
+        f"{name} differs" for name in ("title", "labels", "ttl", "expire_time")
     ]
     assert verified.is_equal
 

@@ -12,6 +12,7 @@ from support.transfers import (
     FAIL,
     IDS,
     LATER,
+    NAMED,
     REPLACE,
     SKIP,
     differences,
@@ -126,7 +127,7 @@ async def test_a_conflict_can_be_skipped(
 
     assert (result.skipped, result.unchanged, result.is_complete) == (1, 4, False)
     assert problems == [
-        "session 's1' of user 'ada' in app 'weather': its event 7 is different"
+        f"{NAMED.format('s1', 'ada')}: event 7 ('in the old') differs; state differs"
     ]
     session = await service.get_session(**IDS)
     assert session is not None
@@ -154,7 +155,7 @@ async def test_a_session_without_events_is_told_by_its_creation(
     result, problems = await moved(old, service, SKIP)
 
     assert (result.skipped, result.new) == (1, 4)
-    assert "created separately" in problems[0]
+    assert "state differs" in problems[0]
 
 
 async def test_what_was_redacted_does_not_return(
@@ -173,7 +174,7 @@ async def test_what_was_redacted_does_not_return(
 
     assert (result.skipped, result.unchanged, result.replaced) == (1, 4, 0)
     assert problems[0].startswith("session 's1' of user 'ada' in app 'weather': ")
-    assert "event 5 is different; the target's has redacted events" in problems[0]
+    assert "differs; the target's has redacted events" in problems[0]
     with pytest.raises(ConflictError) as stopped:
         await moved(old, service)
     assert "'replace' instead" not in str(stopped.value)

@@ -23,13 +23,13 @@ from support.transfers import (
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.transfer import EVERYTHING, ServiceSource, move
-from mongo_session_service.transfer.source_items import Item, Selection
+from mongo_session_service.transfer.sources import Item, Selection
 
 
 @pytest.fixture(autouse=True)
 def two_events_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every session of six events one of three parts."""
-    monkeypatch.setattr("mongo_session_service.transfer.import_batches.MAX_EVENTS", 2)
+    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 2)
 
 
 class BrokenOffError(Exception):
@@ -138,7 +138,7 @@ async def test_a_conflict_in_a_large_session_is_found(
     await say(service, "in the new", topic="new")
     before = everything(admin, database)
 
-    with pytest.raises(ConflictError, match="event 7 is different"):
+    with pytest.raises(ConflictError, match=r"event 7 \('in the old'\) differs"):
         await moved(old, service)
     skipped, _ = await moved(old, service, SKIP)
     assert everything(admin, database) == before

@@ -84,7 +84,7 @@ async def test_sessions_with_much_state_are_read_in_short_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A page ends where its state gets too much, and the next begins right after it."""
-    module = "mongo_session_service.transfer.sources.adk_sql"
+    module = "mongo_session_service.transfer.adk_sources"
     monkeypatch.setattr(f"{module}.STATE_TOGETHER", 100)
     store = await make(place)
 

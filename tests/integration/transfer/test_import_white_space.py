@@ -23,7 +23,7 @@ from mongo_session_service.transfer import (
     SourceError,
     move,
 )
-from mongo_session_service.transfer.source_items import Item, SessionHeader
+from mongo_session_service.transfer.sources import Item, SessionHeader
 
 SIMILAR = ("s", "s ", " s")
 OTHERS = tuple(f"t{number}" for number in range(12))
@@ -68,7 +68,7 @@ async def state_of(service: MongoSessionService, id_: str) -> object:
 def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sessions written together, or one by one and in parts."""
     if request.param == "many batches":
-        module = "mongo_session_service.transfer.import_batches"
+        module = "mongo_session_service.transfer.batches"
         monkeypatch.setattr(f"{module}.MAX_EVENTS", 1)
 
 
@@ -146,7 +146,7 @@ async def test_an_import_that_cannot_be_finished_leaves_nothing_in_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The place of a session in the middle of which it ends is free again."""
-    monkeypatch.setattr("mongo_session_service.transfer.import_batches.MAX_EVENTS", 50)
+    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 50)
     path = written(tmp_path / "x.jsonl.gz", ("whole", "half"), events=200)
 
     async with Broken(path) as source:

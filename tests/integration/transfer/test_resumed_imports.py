@@ -22,7 +22,7 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import backends_of
 from mongo_session_service.sessions.deletion import remove_some
 from mongo_session_service.transfer import EVERYTHING, Policies, ServiceSource, move
-from mongo_session_service.transfer.source_items import Item, Selection, SessionHeader
+from mongo_session_service.transfer.sources import Item, Selection, SessionHeader
 
 KEY = SessionKey(**IDS)
 OF_KEY = {f"_id.{name}": part for name, part in IDS.items()}
@@ -50,7 +50,7 @@ class Pausing(ServiceSource):
 @pytest.fixture
 def two_events_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the session one of three parts."""
-    monkeypatch.setattr("mongo_session_service.transfer.import_batches.MAX_EVENTS", 2)
+    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 2)
 
 
 @pytest.fixture
@@ -257,13 +257,13 @@ async def test_waiting_for_a_dead_import_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What another's transaction holds is waited for, with a word on why."""
-    monkeypatch.setattr("mongo_session_service.transfer.import_target.WARN_AFTER", 0.0)
+    monkeypatch.setattr("mongo_session_service.transfer.importer.WARN_AFTER", 0.0)
     await moved(old, service)
     await say(old, "late")
     words: asyncio.Queue[str] = asyncio.Queue()
     handler = logging.Handler()
     handler.emit = lambda record: words.put_nowait(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("mongo_session_service.transfer.import_target")
+    logger = logging.getLogger("mongo_session_service.transfer.importer")
     logger.addHandler(handler)
 
     with admin.start_session() as killed:

@@ -16,8 +16,11 @@ from mongo_session_service.errors import SourceError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import export_file
-from mongo_session_service.transfer.source_items import SessionHeader, SharedState
-from mongo_session_service.transfer.sources.base_source import MalformedError
+from mongo_session_service.transfer.sources import (
+    MalformedError,
+    SessionHeader,
+    SharedState,
+)
 
 SESSION = {
     "app_name": "a",

@@ -10,8 +10,8 @@ from google.genai import types
 
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.import_batches import BatchEncoder
-from mongo_session_service.transfer.source_items import SessionHeader
+from mongo_session_service.transfer.batches import BatchEncoder
+from mongo_session_service.transfer.sources import SessionHeader
 
 
 @pytest.mark.parametrize("limit", ["MAX_EVENTS", "MAX_BYTES"])
@@ -19,7 +19,7 @@ def test_every_part_of_a_long_session_is_full(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """However many parts went before, the next takes as many events as the first."""
-    module = "mongo_session_service.transfer.import_batches"
+    module = "mongo_session_service.transfer.batches"
     monkeypatch.setattr(f"{module}.{limit}", {"MAX_EVENTS": 9}.get(limit, 10_000))
     encoder = BatchEncoder(NO_HOOKS)
     header = SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.0)
@@ -34,7 +34,7 @@ def test_every_part_of_a_long_session_is_full(
     lengths = [
         len(each.appends)
         for batch in batches
-        for each in batch.sessions
+        for each in batch.sessions.values()
         if each.appends
     ]
     assert sum(lengths) == 100

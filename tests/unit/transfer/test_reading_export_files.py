@@ -12,7 +12,7 @@ from support.transfers import export_text
 
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import JsonLinesSource, SourceError
-from mongo_session_service.transfer.source_items import Item, SessionHeader
+from mongo_session_service.transfer.sources import Item, SessionHeader
 
 FILE = export_text(SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.5))
 

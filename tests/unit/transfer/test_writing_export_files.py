@@ -20,7 +20,7 @@ from mongo_session_service.transfer import (
     Selection,
     export,
 )
-from mongo_session_service.transfer.source_items import Item, SessionHeader
+from mongo_session_service.transfer.sources import Item, SessionHeader
 
 FILE = export_text(SessionHeader(SessionKey("a", "u", "s"), {"x": 1}, 1.0))
 

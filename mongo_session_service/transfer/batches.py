@@ -1,4 +1,4 @@
-"""Import batches: sessions encoded as the service stores them, in bounded parts."""
+"""Batches: a source's items encoded as the service stores them, in bounded parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import infer_initial_state
-from mongo_session_service.transfer.source_items import (
+from mongo_session_service.transfer.sources import (
     Item,
     Problem,
     Selection,
@@ -68,7 +68,7 @@ class EncodedSession:
     """The time of the first event."""
     is_last: bool = True
     display_name: str | None = None
-    """Its title, if the source does not tell its details."""
+    """Its title, if the source does not record its details."""
     changed: set[str] = field(default_factory=set)
     """The state keys that its events have set so far."""
     has_asked: bool = False
@@ -76,17 +76,16 @@ class EncodedSession:
 
     @property
     def revision(self) -> int:
-        """The session's revision after this part."""
+        """That of its last event."""
         return self.offset + len(self.appends)
 
     @property
     def is_first(self) -> bool:
-        """Tell whether this is the session's first part, or all of it."""
         return self.offset == self.header.log_begins
 
     @property
     def is_renamed(self) -> bool:
-        """Tell whether the source has white space around the session's id."""
+        """Whether the source has white space around the session's id."""
         return self.key != self.header.key
 
     def documents(
@@ -110,11 +109,8 @@ class EncodedSession:
 
     def as_new_session(self) -> NewSession:
         """Return the session as it was created; a missing initial state is inferred."""
-        header, initial, create_time = (
-            self.header,
-            self.initial,
-            self.header.create_time,
-        )
+        header, initial = self.header, self.initial
+        create_time = header.create_time
         if initial is None:
             initial = infer_initial_state(self.state, [self.changed])
         if create_time is None:
@@ -149,7 +145,6 @@ class EncodedState:
 
     @property
     def id(self) -> Any:
-        """The ``_id`` of its document."""
         if self.shared.user_id is None:
             return self.shared.app_name
         return queries.user_state_id(self.shared.app_name, self.shared.user_id)
@@ -160,13 +155,12 @@ class Batch:
     """Sessions and shared state that are written together, or one part of a session."""
 
     states: dict[tuple[str, str | None], EncodedState] = field(default_factory=dict)
-    sessions: list[EncodedSession] = field(default_factory=list)
+    sessions: dict[SessionKey, EncodedSession] = field(default_factory=dict)
     events: int = 0
     size: int = 0
     problems: list[Problem] = field(default_factory=list)
     conflicts: list[Problem] = field(default_factory=list)
     """Sessions of the source that have the id of another one."""
-    keys: set[SessionKey] = field(default_factory=set)
     sessions_read: int = 0
     """Sessions of the source that have begun since the batch before."""
     events_read: int = 0
@@ -177,14 +171,11 @@ class Batch:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether nothing more should be added."""
         documents = self.events + len(self.sessions) + len(self.states)
         return documents >= MAX_EVENTS or self.size >= MAX_BYTES
 
     def add(self, session: EncodedSession) -> None:
-        """Add a session."""
-        self.sessions.append(session)
-        self.keys.add(session.key)
+        self.sessions[session.key] = session
         self.events += len(session.appends)
         self.size += session.size
 
@@ -223,7 +214,6 @@ class BatchEncoder:
             yield self._finished_batch()
 
     def end_batch(self) -> Iterable[Batch]:
-        """Return the remaining batches."""
         yield from self._end_session()
         yield self._finished_batch()
 
@@ -245,7 +235,7 @@ class BatchEncoder:
         where = session_text(header.key)
         with self._refusing(where):
             key = session_key(*header.key)
-            if key in self._batch.keys:
+            if key in self._batch.sessions:
                 # Once the first is stored, the second is compared with it.
                 yield self._finished_batch()
             if key in self._stripped:

@@ -1,9 +1,15 @@
-"""Sources: ADK's ``DatabaseSessionService`` and its SQLite service."""
+"""Sources: ADK's own services on SQL databases, on SQLite files and on MongoDB.
+
+Drivers return JSON and time columns in different forms, so each form is accepted: text,
+parsed, or a number of seconds.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
     AsyncExitStack,
     aclosing,
@@ -11,21 +17,142 @@ from contextlib import (
     closing,
     contextmanager,
 )
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from google.adk.events.event import Event
+from pymongo import AsyncMongoClient
+from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
-from mongo_session_service.errors import SourceError, without_passwords
-from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.source_items import (
+from mongo_session_service.errors import (
+    InvalidInputError,
+    SourceError,
+    without_passwords,
+)
+from mongo_session_service.model.records import Document, SessionKey, session_key
+from mongo_session_service.model.wording import indefinite
+from mongo_session_service.storage.retries import ErrorTranslation
+from mongo_session_service.storage.uri import open_client
+from mongo_session_service.transfer.sources import (
     EVERYTHING,
+    BaseSource,
     Item,
+    MalformedError,
+    Problem,
     Selection,
     SessionHeader,
+    SharedState,
+    in_thread,
+    session_text,
+    validated,
 )
-from mongo_session_service.transfer.sources import adk_rows
-from mongo_session_service.transfer.sources.base_source import BaseSource, in_thread
+
+Result = TypeVar("Result")
+Row = Mapping[str, Any]
+
+
+def key_of(row: Row, name: str = "id") -> SessionKey:
+    """The session key in a row; rows of events name the id differently."""
+    return SessionKey(row["app_name"], row["user_id"], row[name])
+
+
+def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
+    """Return what a function builds, or the problem that it finds."""
+    try:
+        return build()
+    except (MalformedError, InvalidInputError) as error:
+        return Problem(where, str(error))
+
+
+def shared_state_of(row: Row) -> SharedState | Problem:
+    """The state in a row of app_states or user_states."""
+    empty = SharedState(row["app_name"], row.get("user_id"), {})
+
+    def shared_state() -> SharedState:
+        return replace(empty, state=json_object(row["state"]))
+
+    return _read(str(empty), shared_state)
+
+
+def header_of(row: Row) -> SessionHeader | Problem:
+    """The session in a row of sessions."""
+    key = key_of(row)
+
+    def header() -> SessionHeader:
+        session_key(*key)
+        return SessionHeader(
+            key,
+            json_object(row["state"]),
+            update_time=seconds(row["update_time"]),
+            create_time=seconds(row["create_time"]) if "create_time" in row else None,
+        )
+
+    return _read(session_text(key), header)
+
+
+def event_of(row: Row) -> Event | Problem:
+    """The event in a row of events."""
+
+    def event() -> Event:
+        fields = json_object(row["event_data"])
+        fields |= {"id": row["id"], "invocation_id": row["invocation_id"]}
+        if "timestamp" not in fields:
+            fields["timestamp"] = seconds(row["timestamp"])
+        return validated(fields)
+
+    return _read(_place(row), event)
+
+
+def whole_event_of(where: str, value: Any) -> Event | Problem:
+    """The event that a document of a MongoDB service holds as JSON, text or parsed."""
+    return _read(where, lambda: validated(json_object(value)))
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """A JSON object, parsed or as text."""
+    parsed = _json(value)
+    if not isinstance(parsed, dict):
+        raise MalformedError(f"a JSON object was expected, not {_kind(parsed)}")
+    return parsed
+
+
+def seconds(value: Any) -> float:
+    """A time column as seconds since 1970; a time without zone is UTC."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise MalformedError("one of its times is not finite")
+        return float(value)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise MalformedError("one of its times cannot be read") from None
+    if not isinstance(value, datetime):
+        raise MalformedError(f"one of its times is {_kind(value)}")
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+def _json(value: Any) -> Any:
+    if not isinstance(value, str | bytes):
+        return value
+    try:
+        return json.loads(value if isinstance(value, bytes) else value.encode())
+    except UnicodeError:
+        raise MalformedError("it holds text that is not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise MalformedError("it holds broken JSON") from None
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else indefinite(type(value).__name__)
+
+
+def _place(row: Row) -> str:
+    return f"event {row['id']!r} of {session_text(key_of(row, 'session_id'))}"
+
 
 STATE_TOGETHER: Final = 4_000_000
 """Characters of state read at once, beyond which a page of sessions ends early."""
@@ -322,7 +449,7 @@ class SqlSource(BaseSource):
                     aclosing(_streamed(connection, query)) as rows,
                 ):
                     async for row in rows:
-                        yield adk_rows.shared_state_of(row)
+                        yield shared_state_of(row)
 
     async def _pages(self, engine: Any, selection: Selection) -> AsyncGenerator[Item]:
         after: tuple[str, ...] | None = ()
@@ -341,7 +468,7 @@ class SqlSource(BaseSource):
 
     async def _page(
         self, connection: Any, selection: Selection, after: tuple[str, ...]
-    ) -> list[adk_rows.Row]:
+    ) -> list[Row]:
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
         query = self._chosen(table, selection)
@@ -350,7 +477,7 @@ class SqlSource(BaseSource):
         if after:
             query = query.where(self._sql.tuple_(*key) > after)
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
-        page: list[adk_rows.Row] = []
+        page: list[Row] = []
         size = 0
         async with aclosing(_streamed(connection, query, _STATES_TOGETHER)) as rows:
             async for row in rows:
@@ -361,12 +488,12 @@ class SqlSource(BaseSource):
         return page
 
     async def _sessions(
-        self, connection: Any, page: list[adk_rows.Row], selection: Selection
+        self, connection: Any, page: list[Row], selection: Selection
     ) -> AsyncGenerator[Item]:
         wanted: dict[SessionKey, SessionHeader] = {}
         problems: list[Item] = []
         for row in page:
-            header = adk_rows.header_of(row)
+            header = header_of(row)
             if not isinstance(header, SessionHeader):
                 problems.append(header)
             elif selection.takes(header.key, header.update_time):
@@ -375,11 +502,11 @@ class SqlSource(BaseSource):
         if wanted:
             async with aclosing(_streamed(connection, self._events([*wanted]))) as rows:
                 async for row in rows:
-                    owner = adk_rows.key_of(row, "session_id")
+                    owner = key_of(row, "session_id")
                     if owner != current:
                         yield wanted.pop(owner)
                         current = owner
-                    yield adk_rows.event_of(row)
+                    yield event_of(row)
         await connection.rollback()
         for left in [*wanted.values(), *problems]:
             yield left
@@ -398,7 +525,7 @@ class SqlSource(BaseSource):
 
 async def _streamed(
     connection: Any, query: Any, together: int = _ROWS_TOGETHER
-) -> AsyncGenerator[adk_rows.Row]:
+) -> AsyncGenerator[Row]:
     """Yield the rows of a query, with only so many in memory at once."""
     options = query.execution_options(yield_per=together)
     # In a generator of its own, which aclosing ends before its connection is closed.
@@ -455,3 +582,115 @@ class SqliteSource(SqlSource):
     @override
     def _tie_breaker(self, events: Any) -> Any:
         return self._sql.literal_column("rowid")
+
+
+_LAYOUT: Final = "sessions of ADK's MongoDbSessionService"
+_REPLY_SESSIONS: Final = 50
+"""Sessions per reply. The cursor waits while their events are read, and MongoDB closes
+cursors that are idle for ten minutes."""
+
+
+class AdkMongoDbSource(BaseSource):
+    """The sessions of ADK's own MongoDB service."""
+
+    def __init__(
+        self, uri: str, *, database: str | None = None, prefix: str = ""
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            uri: The server.
+            database: The database's name; by default the URI's.
+            prefix: The prefix of its collection names.
+
+        Raises:
+            ConfigurationError: the URI cannot be used.
+            SourceError: no database is named.
+        """
+        self._client: AsyncMongoClient[Any] = open_client(uri)
+        try:
+            self._database = self._client.get_default_database()
+        except DriverConfigurationError:
+            if not database:
+                message = "Name the source's database, in its URI or as an option."
+                raise SourceError(message) from None
+        if database:
+            self._database = self._client[database]
+        self._prefix = prefix
+
+    @property
+    def name(self) -> str:
+        """The database, without its server."""
+        return f"{_LAYOUT} in database {self._database.name!r}"
+
+    def _collection(self, name: str) -> Any:
+        return self._database[self._prefix + name]
+
+    @override
+    async def _open(self, exits: AsyncExitStack) -> None:
+        exits.push_async_callback(self._client.close)
+        async with ErrorTranslation(self._client):
+            session = await self._collection("sessions").find_one()
+        if session is None:
+            return
+        is_known = isinstance(session["_id"], dict) and "revision" in session
+        if not is_known or "id" not in session:
+            raise SourceError(
+                f"Collection {self._prefix + 'sessions'!r} of database"
+                f" {self._database.name!r} does not hold {_LAYOUT}, as google-adk 2.13"
+                " stores them. Another layout is read through the service that wrote"
+                " it: `import service` (ServiceSource)."
+            )
+
+    @override
+    async def count_events(self, selection: Selection) -> int | None:
+        if selection.since is not None:
+            return None
+        async with ErrorTranslation(self._client):
+            events: Any = self._collection("events")
+            return int(await events.count_documents(selection.matching()))
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions by id, each with its events."""
+        async with ErrorTranslation(self._client):
+            for part in (self._shared_states, self._sessions):
+                async with aclosing(part(selection)) as items:
+                    async for item in items:
+                        yield item
+
+    async def _shared_states(self, selection: Selection) -> AsyncGenerator[Item]:
+        async for document in self._collection("app_states").find():
+            if selection.takes_app(document["_id"]):
+                yield _shared_state(document["_id"], None, document)
+        async for document in self._collection("user_states").find():
+            owner = document["_id"]["app_name"], document["_id"]["user_id"]
+            if selection.takes_user(*owner):
+                yield _shared_state(*owner, document)
+
+    async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
+        found = self._collection("sessions").find(selection.matching()).sort("_id")
+        async with found.batch_size(_REPLY_SESSIONS) as documents:
+            async for document in documents:
+                ids = [document.get(name) for name in ("app_name", "user_id", "id")]
+                if not all(isinstance(each, str) for each in ids):
+                    place = f"document {document['_id']!r} of {self._prefix}sessions"
+                    yield Problem(place, "it does not name app, user and session")
+                    continue
+                header = header_of(document)
+                if isinstance(header, Problem):
+                    yield header
+                elif selection.takes(header.key, header.update_time):
+                    yield header
+                    order = {"timestamp": 1, "revision": 1}
+                    events = self._collection("events").find(header.key.id).sort(order)
+                    async with events:
+                        async for each in events:
+                            where = f"event {each['_id']!r}"
+                            event = each.get("event_data")
+                            yield whole_event_of(where, event)
+
+
+def _shared_state(app_name: str, user_id: str | None, document: Document) -> Item:
+    state = document.get("state") or {}
+    user = {} if user_id is None else {"user_id": user_id}
+    return shared_state_of({"app_name": app_name, **user, "state": state})

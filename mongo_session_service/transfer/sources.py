@@ -1,0 +1,576 @@
+"""Sources: what sessions are read from, and the items that a source yields.
+
+A source yields one stream of items: shared state, and session headers, each followed by
+the session's events in order. A ``Problem`` takes the place of what cannot be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
+
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events.event import Event
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.session import Session
+from typing_extensions import override
+
+from mongo_session_service.codec.bson_values import UnreadableError
+from mongo_session_service.codec.documents import (
+    FORKED_FROM,
+    INITIAL,
+    decode_event,
+    decode_state,
+    log_begins,
+)
+from mongo_session_service.codec.events import build_event
+from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.errors import (
+    InvalidInputError,
+    SourceError,
+    StorageError,
+    TransferError,
+)
+from mongo_session_service.model import scopes
+from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.records import Document, SessionKey, session_key
+from mongo_session_service.model.wording import counted, indefinite
+from mongo_session_service.schema.setup import check_version
+from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import LogRange, read_log
+from mongo_session_service.sessions.history import recorded_initial_state
+from mongo_session_service.storage.connection import Connection
+
+Element = TypeVar("Element")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Choice of sessions to transfer: all by default."""
+
+    apps: frozenset[str] = frozenset()
+    """Names of apps; empty for every app."""
+    users: frozenset[str] = frozenset()
+    """Ids of users; empty for every user."""
+    since: float | None = None
+    """Seconds since 1970: only sessions last updated then or later. The state they
+    share is always included: not every store records when it changed."""
+
+    def takes_app(self, app_name: str) -> bool:
+        return not self.apps or app_name in self.apps
+
+    def takes_user(self, app_name: str, user_id: str | None) -> bool:
+        """Whether a user's state is selected, or without a user the app's."""
+        is_chosen = user_id is None or not self.users or user_id in self.users
+        return is_chosen and self.takes_app(app_name)
+
+    def takes(self, key: SessionKey, update_time: float) -> bool:
+        is_recent = self.since is None or update_time >= self.since
+        return is_recent and self.takes_user(key.app_name, key.user_id)
+
+    def matching(self, prefix: str = "") -> Document:
+        """MongoDB's filter for the apps and users, in fields with a prefix."""
+        chosen = {"app_name": self.apps, "user_id": self.users}
+        return {
+            prefix + name: {"$in": sorted(names)}
+            for name, names in chosen.items()
+            if names
+        }
+
+
+EVERYTHING = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """The state of an app, or of one of its users; keys without prefix."""
+
+    app_name: str
+    user_id: str | None
+    state: Mapping[str, Any]
+    revision: int | None = None
+    """How often it was changed; None if the store does not count that."""
+
+    @property
+    def owner(self) -> Owner:
+        return Owner.of_shared(self.app_name, self.user_id)
+
+    def __str__(self) -> str:
+        if self.user_id is None:
+            return f"state of app {self.app_name!r}"
+        return f"state of user {self.user_id!r} in app {self.app_name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeader:
+    """A session without its events and without shared state."""
+
+    key: SessionKey
+    state: Mapping[str, Any]
+    update_time: float
+    create_time: float | None = None
+    """None if the store does not record it."""
+    details: Details | None = None
+    """Title, labels and time to live; None if the store does not record them."""
+    initial: Mapping[str, Any] | None = None
+    """The initial state, without shared state; None if it is not recorded."""
+    revision: int | None = None
+    """Its last event's; None if the store does not count them."""
+    log_begins: int = 0
+    """The revision after which its log begins, and that its initial state is of."""
+    forked_from: Sequence[Document] = ()
+    """The sessions it is a fork of, as they are stored."""
+
+    def has_expired(self, now: float) -> bool:
+        expire_time = self.details.expire_time if self.details else None
+        return expire_time is not None and expire_time <= now
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that cannot be transferred, and why; never quotes content."""
+
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        # It becomes a part of sentences, and may be one: the message of an error.
+        return f"{self.where}: {self.reason}".rstrip(".")
+
+
+Item: TypeAlias = SharedState | SessionHeader | Event | Problem
+
+
+class Source(Protocol):
+    """Anything that sessions can be read from; an async context manager."""
+
+    @property
+    def name(self) -> str:
+        """A description for people; never has a password."""
+
+    async def __aenter__(self) -> Self:
+        """Open it.
+
+        Raises:
+            SourceError: it cannot be reached, or holds something else.
+        """
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close it."""
+
+    async def count_events(self, selection: Selection) -> int | None:  # noqa: ARG002
+        """Count the events to read; None if that is not known beforehand."""
+        return None
+
+    def share_read(self) -> float | None:
+        """The fraction that has been read, from 0 to 1, if known without a count."""
+        return None
+
+    def read(self, selection: Selection) -> AsyncGenerator[Item]:
+        """Yield everything selected as one stream, in bounded memory."""
+
+
+ALTERED: Final = "it is not as this package stores it; has another tool changed it?"
+
+
+def session_text(key: SessionKey) -> str:
+    return "session {!r} of user {!r} in app {!r}".format(*reversed(key))
+
+
+_CHUNK_ELEMENTS: Final = 200
+"""Elements read per thread call: enough to hide its cost, with little memory."""
+
+_CHUNK_SECONDS: Final = 0.05
+"""Seconds after which no more are read, since what takes long to read is large."""
+
+
+class MalformedError(ValueError):
+    """A row or line does not hold what it should hold."""
+
+
+class BaseSource(Source):
+    _exits: AsyncExitStack
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exits:
+            await self._open(exits)
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._exits.aclose()
+
+    async def _open(self, exits: AsyncExitStack) -> None:
+        """Open the resource, and note how to close it; by default there is none."""
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Run a blocking function in a daemon thread, which is abandoned on cancellation.
+
+    It may block for ever on a silent pipe, and an interrupted program would wait for
+    the threads of :func:`asyncio.to_thread`.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def set_if_pending(put: Callable[[], None]) -> None:
+        if not future.done():
+            put()
+
+    def run_and_set() -> None:
+        put: Callable[[], None]
+        try:
+            put = partial(future.set_result, work())
+        except Exception as error:  # noqa: BLE001  raised by the await below
+            put = partial(future.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: it was cancelled
+            loop.call_soon_threadsafe(set_if_pending, put)
+
+    threading.Thread(target=run_and_set, daemon=True).start()
+    return await future
+
+
+async def iterate_in_threads(elements: Iterable[Element]) -> AsyncGenerator[Element]:
+    """Yield the elements of a blocking iterator, read from it in threads."""
+    iterator = iter(elements)
+
+    def read_chunk() -> list[Element]:
+        some = []
+        until = time.monotonic() + _CHUNK_SECONDS
+        for each in islice(iterator, _CHUNK_ELEMENTS):
+            some.append(each)
+            if time.monotonic() > until:
+                break
+        return some
+
+    while some := await in_thread(read_chunk):
+        while some:
+            yield some.pop(0)
+
+
+def validated(fields: dict[str, Any]) -> Event:
+    """The event that has these fields."""
+    try:
+        return build_event(fields)
+    except (ValueError, TypeError, RecursionError):
+        # The original quotes what it could not read.
+        raise MalformedError("no event that this release of ADK can read") from None
+
+
+_SESSIONS_AT_ONCE: Final = 20
+"""Sessions read at once."""
+
+
+class StoreSource(BaseSource):
+    """The sessions of a ``MongoSessionService``, which stays open.
+
+    Each session is read up to the revision of its document, so concurrent appends
+    neither make it inconsistent nor have to wait.
+    """
+
+    def __init__(self, service: MongoSessionService) -> None:
+        """Reads nothing yet."""
+        self._service = service
+
+    @property
+    def name(self) -> str:
+        """The database."""
+        return f"sessions in database {self.connection.database.name!r}"
+
+    @override
+    async def _open(self, exits: AsyncExitStack) -> None:
+        # No setup: reading a database with a misspelt name must not create it.
+        async with connection_of(self._service) as connection:
+            self.connection = connection
+            await check_version(self.connection)
+
+    @override
+    async def count_events(self, selection: Selection) -> int:
+        async with self.connection.translating_errors():
+            counting = queries.count_pipeline(_chosen(self.connection, selection))
+            found = await self.connection.aggregate(self.connection.sessions, counting)
+        return found[0]["events"] if found else 0
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state, then sessions, each with its events; sorted by id."""
+        async with self.connection.translating_errors():
+            async for document in self.connection.app_states.find().sort("_id"):
+                if selection.takes_app(document["_id"]):
+                    yield self._shared(document, document["_id"], None)
+            async for document in self.connection.user_states.find().sort("_id"):
+                owner = document["_id"]["app_name"], document["_id"]["user_id"]
+                if selection.takes_user(*owner):
+                    yield self._shared(document, *owner)
+            where = _chosen(self.connection, selection)
+            sessions = self.connection.sessions
+            while page := (
+                await sessions.find(where)
+                .sort("_id")
+                .limit(_SESSIONS_AT_ONCE)
+                .to_list(None)
+            ):
+                where["_id"] = {"$gt": page[-1]["_id"]}
+                for document in page:
+                    header = await self._header(document)
+                    yield header
+                    if isinstance(header, Problem):
+                        continue
+                    async for item in self._events(header):
+                        yield item
+
+    async def _events(self, header: SessionHeader) -> AsyncGenerator[Event | Problem]:
+        """The events of a session up to its header's revision, in order."""
+        key, revision = header.key, header.revision or 0
+        found = header.log_begins
+        wanted = LogRange(found, revision + 1)
+        with suppress(SessionNotFoundError):
+            async for page in read_log(self.connection, key, wanted):
+                for document in page:
+                    found += 1
+                    try:
+                        yield decode_event(document, self.connection.hooks)
+                    except StorageError as error:
+                        yield Problem(
+                            f"event {found} of {session_text(key)}", str(error)
+                        )
+        if found < revision:
+            most = counted(revision - header.log_begins, "event")
+            events = f"{found - header.log_begins} of {most}"
+            reason = f"it has {events}; was it just deleted or trimmed?"
+            yield Problem(session_text(key), reason)
+
+    async def refuse_sealed(self, selection: Selection) -> None:
+        """Require that selected events are not sealed, or that a hook opens them.
+
+        Without a hook, the server looks through their headers until it finds a sealed
+        one, which takes far less time than to read them.
+        """
+        connection = self.connection
+        if connection.hooks.after_load is not None:
+            return
+        chosen = _chosen(connection, selection)
+        sealed: list[Document] = [
+            {"$match": {**selection.matching("_id."), "hooked": {"$exists": True}}},
+            {
+                "$project": {
+                    "_id": {name: f"$_id.{name}" for name in SessionKey._fields}
+                }
+            },
+            {
+                "$lookup": {
+                    "from": connection.sessions.name,
+                    "localField": "_id",
+                    "foreignField": "_id",
+                    "pipeline": [{"$match": chosen}, {"$project": {"_id": 1}}],
+                    "as": "session",
+                }
+            },
+            {"$match": {"session": {"$ne": []}}},
+            {"$limit": 1},
+        ]
+        async with connection.translating_errors():
+            found = await connection.aggregate(connection.events, sealed)
+        if found:
+            what = session_text(session_key(**found[0]["_id"]))
+            raise TransferError(
+                f"Nothing was exported: {what} has events that before_store has sealed."
+                " Give the service after_load, or the command --after-load"
+                " MODULE:FUNCTION: see docs/guide/exporting.md#sealed-content."
+            )
+
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
+        """The keys of all selected sessions."""
+        async with self.connection.translating_errors():
+            async for each in self.connection.sessions.find(
+                _chosen(self.connection, selection), {"_id": 1}
+            ):
+                yield _key(each)
+
+    async def _header(self, document: Document) -> SessionHeader | Problem:
+        key = _key(document)
+        if isinstance(key, Problem):
+            return key
+        apart = None
+        if INITIAL not in document:
+            apart = await self.connection.events.find_one({"_id": key.event_id(0)})
+        try:
+            owner = Owner.of_session(key)
+            initial = recorded_initial_state(document, apart)
+            return SessionHeader(
+                key,
+                decode_state(document["state"], owner, self.connection.hooks),
+                update_time=document["update_time"],
+                create_time=document["create_time"],
+                details=Details.from_document(document),
+                initial=decode_state(initial, owner, self.connection.hooks),
+                revision=document["revision"],
+                log_begins=log_begins(document),
+                forked_from=document.get(FORKED_FROM, ()),
+            )
+        except (KeyError, TypeError, AttributeError, UnreadableError):
+            return Problem(session_text(key), ALTERED)
+
+    def _shared(
+        self, document: Document, app_name: str, user_id: str | None
+    ) -> SharedState | Problem:
+        owner = Owner.of_shared(app_name, user_id)
+        try:
+            state = decode_state(document["state"], owner, self.connection.hooks)
+        except (KeyError, UnreadableError):
+            empty = SharedState(app_name, user_id, {})
+            return Problem(str(empty), ALTERED)
+        return SharedState(app_name, user_id, state, document.get("revision"))
+
+
+def _key(document: Document) -> SessionKey | Problem:
+    id_ = document["_id"]
+    try:
+        return session_key(**id_)
+    except (TypeError, InvalidInputError):
+        return Problem(f"session document {id_!r}", ALTERED)
+
+
+def _chosen(connection: Connection, selection: Selection) -> Document:
+    where = queries.visible_filter(connection.clock.now())
+    if selection.since is not None:
+        where["update_time"] = {"$gte": selection.since}
+    return where | selection.matching("_id.")
+
+
+@asynccontextmanager
+async def source_of_factory(
+    factory: Callable[[], Any], apps: Iterable[str]
+) -> AsyncIterator[ServiceSource]:
+    """The sessions of a service that a function returns; it is closed at the end."""
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    try:
+        service = factory()
+        if inspect.isawaitable(service):
+            service = await service
+    except Exception as error:
+        # Its text may hold the password of what it connects to.
+        message = (
+            f"{name}() failed with {type(error).__name__}. It is called without"
+            " arguments, and must return a BaseSessionService."
+        )
+        raise SourceError(message) from error
+    if not isinstance(service, BaseSessionService):
+        message = (
+            f"{name}() returned {indefinite(type(service).__name__)}, which is not a"
+            " BaseSessionService."
+        )
+        raise SourceError(message)
+    try:
+        async with ServiceSource(service, apps) as source:
+            yield source
+    finally:
+        closing = getattr(service, "close", None)
+        result = closing() if callable(closing) else None
+        if inspect.isawaitable(result):
+            await result
+
+
+class ServiceSource(BaseSource):
+    """The sessions of an open service, which stays open.
+
+    The public methods do not return the names of apps, the creation times of sessions,
+    or the state of users without a session. A session is loaded as a whole.
+    """
+
+    def __init__(self, service: BaseSessionService, apps: Iterable[str]) -> None:
+        """Reads nothing yet; ``apps`` are the names of the service's apps."""
+        self._service = service
+        self._apps = sorted(apps)
+        if not self._apps:
+            raise SourceError("Name the apps: a session service does not list them.")
+
+    @property
+    def name(self) -> str:
+        """The service's class."""
+        return f"sessions of {type(self._service).__name__}"
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Each session with its events, after shared state that has changed."""
+        for app_name in filter(selection.takes_app, self._apps):
+            shown: dict[str | None, SharedState] = {}
+            for key in await self._keys_of_app(app_name, selection):
+                try:
+                    session = await self.load(key)
+                except Exception as error:  # noqa: BLE001  foreign services raise any
+                    reason = f"its service raised {type(error).__name__}"
+                    yield Problem(session_text(key), reason)
+                    continue
+                if session is None:
+                    continue
+                state = scopes.split(session.state)
+                for shared in (
+                    SharedState(app_name, None, state.app),
+                    SharedState(app_name, key.user_id, state.user),
+                ):
+                    if shared.state and shown.get(shared.user_id) != shared:
+                        shown[shared.user_id] = shared
+                        yield shared
+                yield SessionHeader(key, state.session, session.last_update_time)
+                for event in session.events:
+                    yield event
+
+    async def _keys_of_app(
+        self, app_name: str, selection: Selection
+    ) -> list[SessionKey]:
+        """The sorted keys of the selected sessions of an app."""
+        # Some services list the sessions of one user only.
+        users = [{"user_id": each} for each in selection.users] or [{}]
+        try:
+            lists = [
+                (await self._service.list_sessions(app_name=app_name, **user)).sessions
+                for user in users
+            ]
+        except TypeError as error:
+            message = (
+                f"{type(self._service).__name__} cannot list the sessions of all users:"
+                " name the users, with --user or in the Selection."
+            )
+            raise SourceError(message) from error
+        return sorted(
+            key
+            for each in chain.from_iterable(lists)
+            for key in [SessionKey(app_name, each.user_id, each.id)]
+            if selection.takes(key, each.last_update_time)
+        )
+
+    async def load(self, key: SessionKey) -> Session | None:
+        """A session as a whole."""
+        return await self._service.get_session(**key.id)
+
+    async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
+        """The state of an app or user, as one of their sessions shows it."""
+        listed = await self._service.list_sessions(app_name=app_name, user_id=user_id)
+        for each in listed.sessions[:1]:
+            session = await self.load(SessionKey(app_name, each.user_id, each.id))
+            if session is not None:
+                state = scopes.split(session.state)
+                return state.app if user_id is None else state.user
+        return {}
+
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+        """The keys of all selected sessions."""
+        for app_name in filter(selection.takes_app, self._apps):
+            for key in await self._keys_of_app(app_name, selection):
+                yield key

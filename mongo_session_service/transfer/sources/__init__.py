@@ -1,1 +1,0 @@
-"""Sources: one module for each store that sessions can be read from."""
