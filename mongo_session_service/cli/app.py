@@ -31,7 +31,6 @@ from mongo_session_service.cli.consumer_commands import consumers
 from mongo_session_service.cli.follow_commands import live, watch
 from mongo_session_service.cli.inspect_commands import sessions, show
 from mongo_session_service.cli.server_commands import (
-    completion,
     doctor,
     grants,
     mongod,
@@ -58,7 +57,7 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
     "Change sessions": (set_session, fork, redact, trim, prune, erase),
     "Move sessions": (import_, verify_, export_),
     "Run MongoDB": (setup, grants, doctor, shard, mongod),
-    "Other commands": (consumers, completion),
+    "Run consumers": (consumers,),
 }
 """The commands, by the headings of the help."""
 

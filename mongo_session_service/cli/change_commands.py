@@ -386,82 +386,38 @@ async def prune(
     terminal.show_result(asdict(pruned), f"{would} {counts} in {address.location}.")
 
 
-@click.group()
-def erase() -> None:
-    """Erases a user, an app or a session, after saying what will go.
+@click.command()
+@click.argument("app", metavar="APP")
+@click.argument("user", metavar="[USER]", required=False)
+@click.argument("session", metavar="[SESSION]", required=False)
+@options.removal_options
+@options.with_address
+async def erase(
+    address: options.ServiceAddress,
+    app: str,
+    user: str | None,
+    session: str | None,
+    *,
+    is_agreed: bool,
+    dry_run: bool,
+) -> None:
+    """Erases an app, a user of it, or a session.
+
+    Of a session, its events go too, and state of its user and app stays. Of a user,
+    all sessions, events and state go, and what consumers have kept. Afterwards no
+    collection contains the user's id, except in what other users or their agents have
+    said. Of an app, all users go, its state and the consumers of its changes: stop
+    those before, since a running one ends with LeaseLostError.
 
     It says what will go, and asks; --yes answers for scripts. It removes a little at a
     time. If it is interrupted, run it again: it erases the rest.
 
     \b
     Example:
-      mongo-session-service erase user my_app ada --dry-run
-      mongo-session-service erase session my_app ada 5f0c --yes
+      mongo-session-service erase my_app ada --dry-run
+      mongo-session-service erase my_app ada 5f0c --yes
     """
-
-
-@erase.command("user")
-@click.argument("app", metavar="APP")
-@click.argument("user", metavar="USER")
-@options.removal_options
-@options.with_address
-async def erase_user(
-    address: options.ServiceAddress, app: str, user: str, **how: bool
-) -> None:
-    """Erases a user of an app.
-
-    Sessions, events and state are removed, and what consumers have kept. Afterwards no
-    collection contains the user's id, except in what other users or their agents have
-    said. State of the app stays.
-
-    \b
-    Example:
-      mongo-session-service erase user my_app ada
-    """
-    await _erase(address, (app, user), **how)
-
-
-@erase.command("app")
-@click.argument("app", metavar="APP")
-@options.removal_options
-@options.with_address
-async def erase_app(address: options.ServiceAddress, app: str, **how: bool) -> None:
-    """Erases an app, with all its users.
-
-    Its state and the consumers of its changes are removed as well. Stop those consumers
-    before: a running one ends with LeaseLostError.
-
-    \b
-    Example:
-      mongo-session-service erase app my_app
-    """
-    await _erase(address, (app,), **how)
-
-
-@erase.command("session")
-@options.session_arguments
-@options.removal_options
-@options.with_address
-async def erase_session(
-    address: options.ServiceAddress, ids: tuple[str, str, str], **how: bool
-) -> None:
-    """Erases a session and its events; state of its user and app stays.
-
-    \b
-    Example:
-      mongo-session-service erase session my_app ada 5f0c
-    """
-    await _erase(address, ids, **how)
-
-
-async def _erase(
-    address: options.ServiceAddress,
-    ids: tuple[str, ...],
-    *,
-    is_agreed: bool,
-    dry_run: bool,
-) -> None:
-    """Say what will go, ask, and erase it."""
+    ids = tuple(each for each in (app, user, session) if each is not None)
     async with address.open_service() as service:
         erased = await admin.stored_contents.count_erasable(service, *ids)
         what = f"{_describe(ids)} in {address.location}"

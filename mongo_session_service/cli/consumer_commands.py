@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -149,19 +148,12 @@ _handler_options: Final = options.several(
     is_flag=True,
     help="End when what was committed before is handled, for cron jobs.",
 )
-@click.option(
-    "--health-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="PATH",
-    help="A file whose time says when it last committed, or waited for its name.",
-)
 @options.with_address
 async def run(
     address: options.ServiceAddress,
     name: str,
     handler: Handler,
     app: str | None,
-    health_file: Path | None,
     **how: Any,
 ) -> None:
     """Runs a consumer: calls a function with every change, until it is stopped.
@@ -183,7 +175,7 @@ async def run(
         consumer = service.consumer(name, app_name=app)
         try:
             await consumer_process.run_until_signal(
-                consumer, handler, address.location, health_file, **how
+                consumer, handler, address.location, **how
             )
         except ConfigurationError as error:
             known = {each.name: each.app_name for each in await service.consumers()}

@@ -1,14 +1,11 @@
-"""Process around a consumer: its log, its signals and its health file."""
+"""Process around a consumer: its log and its signals."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import time
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -18,9 +15,6 @@ from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.consumers.handler import Handler
 
 logger = logging.getLogger(__name__)
-
-_TOUCH_SECONDS: Final = 1.0
-"""Seconds between two touches of a health file."""
 
 
 def log_with_times() -> None:
@@ -41,22 +35,12 @@ def log_with_times() -> None:
 
 
 async def run_until_signal(
-    consumer: Consumer,
-    handler: Handler,
-    where: str,
-    health_file: Path | None,
-    **how: Any,
+    consumer: Consumer, handler: Handler, where: str, **how: Any
 ) -> None:
     """Run a consumer, until it has caught up if so asked, or a signal closes it."""
     logger.info("Consumer %r starts in %s.", consumer.name, where)
-    if health_file is not None:
-        _touch_health_file(health_file, 0.0)  # refused before anything is handled
-    touching = asyncio.create_task(_keep_touching(health_file, consumer))
-    try:
-        _close_at_signal(consumer)
-        await consumer.run(handler, **how)
-    finally:
-        touching.cancel()
+    _close_at_signal(consumer)
+    await consumer.run(handler, **how)
     logger.info("Consumer %r has ended.", consumer.name)
 
 
@@ -74,22 +58,3 @@ def _close_at_signal(consumer: Consumer) -> None:
     # Not the loop's own handlers, which wait for a handler that blocks the loop.
     for each in signals:
         signal.signal(each, on_signal)
-
-
-async def _keep_touching(path: Path | None, consumer: Consumer) -> None:
-    """Give a file the time of the consumer's latest progress."""
-    while path is not None:
-        _touch_health_file(path, consumer.checkpoint_age or 0.0)
-        await asyncio.sleep(_TOUCH_SECONDS)
-
-
-def _touch_health_file(path: Path, age: float) -> None:
-    """Create a file, or make it as old as the latest progress."""
-    progress = time.time() - age
-    try:
-        path.touch()
-        os.utime(path, (progress, progress))
-    except OSError as error:
-        name = terminal.printable(str(path))
-        message = f"The health file {name} cannot be written: {error.strerror}."
-        raise click.UsageError(message) from None

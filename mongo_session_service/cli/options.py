@@ -136,13 +136,8 @@ address_options: Final = several(
         expose_value=False,
         callback=_keep_uri,
         is_eager=True,  # before the missing argument is noticed
-        help="MongoDB's URI. MONGODB_URI is safer: other users of this machine can"
-        " read a command line, and so the password.",
-    ),
-    _kept_option(
-        "--ask-password",
-        is_flag=True,
-        help="Ask for the password of the user in the URI; or set MONGODB_PASSWORD.",
+        help="MongoDB's URI. MONGODB_URI is safer, or MONGODB_PASSWORD beside it: other"
+        " users of this machine can read a command line, and so the password.",
     ),
     _kept_option("--database", help="By default the one in the URI, or else adk."),
     _kept_option("--prefix", help="Prefix of the collections' names."),
@@ -163,13 +158,12 @@ class ServiceAddress:
 
     @classmethod
     def from_context(cls, context: click.Context) -> Self:
-        """Take the options, or else the environment; ask for a password."""
+        """Take the options, or else the environment."""
         uri = kept_option(context, "uri") or os.environ.get("MONGODB_URI")
         if not uri:
             raise click.UsageError(_NO_URI, context)
-        is_asked = bool(kept_option(context, "ask_password"))
         return cls(
-            with_password(uri, password("MongoDB", "MONGODB_PASSWORD", is_asked)),
+            with_password(uri, os.environ.get("MONGODB_PASSWORD")),
             kept_option(context, "database"),
             kept_option(context, "prefix") or "",
         )
@@ -268,20 +262,6 @@ def until_done(body: Coroutine[Any, Any, Result]) -> Result:
     import asyncio
 
     return asyncio.run(body)
-
-
-def password(what: str, variable: str, is_asked: bool) -> str | None:  # noqa: FBT001
-    """Ask for a password, or take it from the environment."""
-    if not is_asked:
-        return os.environ.get(variable)
-    try:
-        answer: str = click.prompt(f"{what} password", hide_input=True, err=True)
-    except click.Abort:
-        if sys.stdin.isatty():
-            raise
-        message = f"There is no terminal to ask for a password on: set {variable}."
-        raise click.UsageError(message) from None
-    return answer
 
 
 def with_password(url: str, password: str | None) -> str:

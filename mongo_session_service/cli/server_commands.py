@@ -1,4 +1,4 @@
-"""Commands that prepare, check and start MongoDB, and complete words in a shell."""
+"""Commands that prepare, check and start MongoDB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from click.shell_completion import get_completion_class
 
 from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from mongo_session_service.admin.doctor import Finding
 
-PROGRAM: Final = "mongo-session-service"
 _MARKS: Final = {
     "ok": ("\N{CHECK MARK}", styles.GOOD),
     "warning": ("!", styles.WARNING),
@@ -301,26 +299,3 @@ async def _interrupted() -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupted.set)
     await interrupted.wait()
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@options.verbosity_options
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
-    """Prints a script that completes commands in a shell.
-
-    Bash must be 4.4 or newer.
-
-    \b
-    Example:
-      eval "$(mongo-session-service completion bash)"    # in ~/.bashrc
-      eval "$(mongo-session-service completion zsh)"     # in ~/.zshrc
-      mongo-session-service completion fish | source    # in config.fish
-    """
-    completion_class = get_completion_class(shell)
-    if completion_class is None:
-        raise click.ClickException(f"Click has no completion for {shell}.")
-    root = context.find_root().command
-    variable = f"_{PROGRAM.replace('-', '_').upper()}_COMPLETE"
-    click.echo(completion_class(root, {}, PROGRAM, variable).source())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import (
@@ -22,7 +23,6 @@ from mongo_session_service.cli.options import (
     address_options,
     as_json,
     dry_run,
-    password,
     selection,
     selection_options,
     several,
@@ -73,12 +73,11 @@ class Kind:
     """The class in :mod:`mongo_session_service.transfer`."""
 
 
-_password = click.option(
-    "--ask-source-password",
-    is_flag=True,
-    help="Ask for the password of the user in SOURCE; or set SOURCE_PASSWORD.",
+_source = click.argument(
+    "source",
+    envvar="SOURCE_URL",
+    callback=lambda _, __, url: with_password(url, os.environ.get("SOURCE_PASSWORD")),
 )
-_source = several(click.argument("source", envvar="SOURCE_URL"), _password)
 _path = click.argument("source", metavar="PATH", type=click.Path(allow_dash=True))
 
 _factory = click.argument("factory", metavar="MODULE:FUNCTION", type=FUNCTION)
@@ -421,10 +420,6 @@ def _add(
             raise click.UsageError(message)
         with _interruptible(advice):
             address = ServiceAddress.from_context(context)
-            if "ask_source_password" in options:
-                is_asked = options.pop("ask_source_password")
-                secret = password("Source", "SOURCE_PASSWORD", is_asked)
-                options["source"] = with_password(options["source"], secret)
             return until_done(run(address, kind, options))
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from support.cli_runner import ENVIRONMENT, PROGRAM, call
 from support.consumers import PATIENCE, append, begun, create, told
-from support.subscriptions import until
 
 from mongo_session_service import Change, MongoSessionService
 
@@ -166,36 +165,6 @@ async def test_a_second_signal_ends_it_at_once(
     seen: list[Change] = []
     await service.consumer("billing").run(seen.append, until_caught_up=True)
     assert told(seen) == [("s", 1)]
-
-
-async def test_a_health_file_has_the_time_of_the_latest_progress(
-    mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
-) -> None:
-    """It becomes older while a handler hangs, and new when that has returned."""
-    path = handlers / "health"
-    await append(service, await create(service))
-    options = ("--health-file", str(path))
-    async with serving(mongodb_uri, database, handlers, "linger", *options) as running:
-        assert await running.line() == "begun 1"
-        hung = time.time()
-        await until(lambda: path.stat().st_ctime > hung + 2)  # it is touched still
-        assert path.stat().st_mtime < hung + 0.5
-        running.answer()
-        assert await running.line() == "done 1"
-        await until(lambda: path.stat().st_mtime > hung + 2)
-
-
-def test_a_health_file_that_cannot_be_written_is_refused(
-    mongodb_uri: str, database: str, handlers: Path
-) -> None:
-    """Nothing is handled, since nobody would know whether it goes on."""
-    path = handlers / "missing" / "health"
-    arguments = ("billing", "--handler", "builtins:print", "--health-file", str(path))
-    place = ("--uri", mongodb_uri, "--database", database)
-    refused = call("consumers", "run", *arguments, *place)
-
-    assert refused.returncode == 2
-    assert f"The health file {path} cannot be written: No such" in refused.stderr
 
 
 async def test_a_run_until_caught_up_ends_by_itself(

@@ -49,15 +49,3 @@ async def test_passwords_come_from_the_environment(command: list[str]) -> None:
         assert each.stderr.count("\n") == 1
     assert (done.returncode, done.stderr) == (0, "")
     assert "Moved 1 event from" in done.stdout
-
-
-async def test_passwords_are_asked_for(command: list[str]) -> None:
-    """The question says which of the two it is for, and no answer is shown."""
-    asking = [*command, "--ask-password", "--ask-source-password"]
-    wrong = call("import", *asking, answer=f"{PASSWORD}\nwrong")
-    done = call("import", *asking, answer=f"{PASSWORD}\n{PASSWORD}")
-
-    assert wrong.returncode == 1
-    assert done.returncode == 0
-    assert done.stderr.split(": ")[:2] == ["MongoDB password", "\nSource password"]
-    assert "Moved 1 event from" in done.stdout

@@ -33,9 +33,7 @@ def run(
     return _noted(done.returncode, done.stdout, done.stderr)
 
 
-def call(
-    *arguments: str, answer: str | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which need not import ADK again.
 
     What it prints and how it ends are as from `run`, which each command is tried with,
@@ -46,7 +44,6 @@ def call(
             CliRunner(env={"COLUMNS": "200"} | environment).invoke,
             main,
             arguments,
-            input=None if answer is None else f"{answer}\n",
             catch_exceptions=False,
         ).result(PATIENCE)
     return _noted(done.exit_code, done.stdout_bytes, done.stderr_bytes)

@@ -64,7 +64,7 @@ def on_a_terminal(
 
     Args:
         arguments: The command.
-        answer: The password, yes or no, or Ctrl-C.
+        answer: Yes or no, or Ctrl-C.
         columns: The terminal's width.
         output: A file to which its output is redirected; errors are not.
         environment: Variables beside those of the tests.
@@ -83,7 +83,7 @@ def on_a_terminal(
     try:
         while ours in (ready := select.select([ours, process.sentinel], [], [], 60)[0]):
             shown += os.read(ours, 4096)
-            if shown.endswith((b"password: ", b"[y/N]: ")):
+            if shown.endswith(b"[y/N]: "):
                 _wait_until_asleep(process.pid)
                 os.write(ours, answer.encode() + b"\n" * (answer != CTRL_C))
                 answer = ""

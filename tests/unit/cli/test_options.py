@@ -59,11 +59,10 @@ def test_an_option_is_explained_in_the_same_words_everywhere() -> None:
 
 @pytest.mark.parametrize("path", LEAVES)
 def test_each_command_takes_what_all_take(path: str) -> None:
-    """Where a URI is taken, its password can be asked for; -v and -q are everywhere."""
+    """Every command has -v, -q and --debug."""
     known = spellings(COMMANDS[path]).keys()
 
     assert {"-v", "--verbose", "-q", "--quiet", "--debug"} - known == set()
-    assert ("--uri" in known) == ("--ask-password" in known)
 
 
 def test_the_version_is_told() -> None:
@@ -71,16 +70,6 @@ def test_the_version_is_told() -> None:
     told = [call(each).stdout for each in ("-V", "--version")]
 
     assert [each.split()[-1] for each in told] == [__version__] * 2
-
-
-def test_a_password_needs_somebody_who_answers() -> None:
-    """Where there is no terminal, the variable that takes its place is named."""
-    asking = call("doctor", "--ask-password", "--uri", "mongodb://me@h")
-
-    assert asking.returncode == 2
-    assert (
-        "no terminal to ask for a password on: set MONGODB_PASSWORD." in asking.stderr
-    )
 
 
 @pytest.mark.parametrize(
