@@ -15,13 +15,14 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import IntEnum
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE
-from mongo_session_service.schema.setup import set_up
+from mongo_session_service.schema.setup import check, set_up
 from mongo_session_service.sessions.appender import Appender
 from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
@@ -46,7 +47,17 @@ _Part = TypeVar("_Part")
 _Arguments = ParamSpec("_Arguments")
 
 
-@dataclass(frozen=True, slots=True)
+class Stage(IntEnum):
+    """How far a service has made a database ready, each stage after the other."""
+
+    OPENED = 0
+    CHECKED = 1
+    """The server can be used, and the data is not of a newer release."""
+    SET_UP = 2
+    """Missing collections and indexes were created."""
+
+
+@dataclass(slots=True)
 class Backend:
     """Connection, store and writer of one event loop, and what else there is one of."""
 
@@ -59,6 +70,8 @@ class Backend:
     """The client sessions of its writer's transactions."""
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
+    stage: Stage = Stage.OPENED
+    setup_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _parts: dict[Any, Any] = field(default_factory=dict)
 
     def part(
@@ -75,25 +88,28 @@ class Backend:
 
 
 class BackendCall:
-    """A call of a service: holds the running loop's backend, set up on first use.
+    """A call of a service: holds the running loop's backend.
 
     On leaving, the driver's errors become this package's, and a cancellation that the
-    driver has swallowed is raised. It is a class since every call goes through it: a
-    generator for each concern would take four times as long.
+    driver has swallowed is raised. It is a class since every call goes through it, and
+    since generators are left open in it: an event loop that ends closes all generators
+    at once, one of this before those that need it.
     """
 
-    __slots__ = ("_backend", "_backends", "_sets_up", "_swallowed")
+    __slots__ = ("_backend", "_backends", "_stage", "_swallowed")
 
-    def __init__(self, backends: Backends, *, sets_up: bool) -> None:
+    def __init__(self, backends: Backends, stage: Stage) -> None:
         self._backends = backends
-        self._sets_up = sets_up
+        self._stage = stage
 
     async def __aenter__(self) -> Backend:
         self._swallowed = SwallowedCancellation()
-        self._backend = await self._backends.backend_of_running_loop(
-            sets_up=self._sets_up
-        )
-        return self._backend
+        backends, stage = self._backends, self._stage
+        backend = backends.opened.get(asyncio.get_running_loop())
+        if backend is None or backend.stage < stage or backends.pid != os.getpid():
+            backend = await backends.ready_backend(stage)
+        self._backend = backend
+        return backend
 
     async def __aexit__(
         self,
@@ -108,32 +124,8 @@ class BackendCall:
                         raise exc
 
 
-class ConnectionCall:
-    """A call that needs the connection only.
-
-    It is a class, since generators are left open in it: an event loop that ends closes
-    all generators at once, this one before those that need it.
-    """
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: BackendCall) -> None:
-        self._call = call
-
-    async def __aenter__(self) -> Connection:
-        return (await self._call.__aenter__()).connection
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._call.__aexit__(exc_type, exc, traceback)
-
-
 class Backends:
-    """The backends of one service: one per event loop, opened on first use."""
+    """The backends of one service: one per event loop, opened by its first call."""
 
     def __init__(
         self,
@@ -151,12 +143,15 @@ class Backends:
         self._reset()
 
     def _reset(self) -> None:
+        self._is_checked = False
         self._build: asyncio.Task[None] | None = None
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
+        self.opened: dict[asyncio.AbstractEventLoop, Backend] = {}
+        self._loop_of_client: asyncio.AbstractEventLoop | None = None
+        """The only event loop of a borrowed client, even when that is closed."""
         if self._uri is not None:
-            closing = weakref.finalize(self, _close_forgotten, self._pid, self._entries)
+            closing = weakref.finalize(self, _close_forgotten, self.pid, self.opened)
             closing.atexit = False  # their event loops have closed them by then
         self._latest = LatestWrite()
         self.clock = ServerClock()
@@ -198,45 +193,60 @@ class Backends:
         self._reset_after_fork()
         return {
             loop: each._parts[kind]  # noqa: SLF001
-            for loop, each in self._entries.copy().items()
+            for loop, each in self.opened.copy().items()
             if kind in each._parts  # noqa: SLF001
         }
 
-    def in_call(self, *, sets_up: bool = True) -> BackendCall:
-        """Begin a call, as a context; without ``sets_up`` nothing is created."""
-        return BackendCall(self, sets_up=sets_up)
+    def in_call(self) -> BackendCall:
+        """Begin a call, as a context. It creates nothing.
 
-    async def backend_of_running_loop(self, *, sets_up: bool = False) -> Backend:
-        """Return the running loop's backend, opened on its first use.
+        The first one of a process checks the server and the version of the data.
+        """
+        return BackendCall(self, Stage.CHECKED)
+
+    def in_write(self) -> BackendCall:
+        """Begin a call that adds sessions or events, as a context.
+
+        The first one creates the collections and indexes that are missing.
+        """
+        return BackendCall(self, Stage.SET_UP)
+
+    def in_unchecked_call(self) -> BackendCall:
+        """Begin a call that works with any server and data, as a context."""
+        return BackendCall(self, Stage.OPENED)
+
+    async def ready_backend(self, stage: Stage) -> Backend:
+        """Return the running loop's backend, at least at a stage.
 
         A borrowed client that belongs to another loop is refused.
         """
         self._reset_after_fork()
         loop = running_loop()
-        entry = self._entries.get(loop)
-        if entry is None:
-            entry = self._open_backend(loop)
-            if entry.keeper is not None:
-                await anext(entry.keeper)
-        if sets_up and not self._is_set_up:
-            async with entry.connection.setup_lock:
-                if not self._is_set_up:
-                    await self._set_up(entry.connection, builds=False)
-        if sets_up:
-            if not self.clock.is_known:  # it was set up by another process
-                async with entry.connection.translating_errors():
-                    await entry.connection.ask_time()
-            entry.sweep.start_timer()
-        entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
-        return entry
+        backend = self.opened.get(loop)
+        if backend is None:
+            backend = self._open_backend(loop)
+            if backend.keeper is not None:
+                await anext(backend.keeper)
+        connection = backend.connection
+        async with backend.setup_lock:
+            if stage is Stage.SET_UP and not self._is_set_up:
+                await self._set_up(connection, builds=False)
+            elif stage is Stage.CHECKED and not self._is_checked:
+                async with connection.translating_errors():
+                    await retry_soon(check, connection)
+                self._is_checked = True
+        if self._is_checked:
+            backend.stage = Stage.SET_UP if self._is_set_up else Stage.CHECKED
+            backend.sweep.start_timer()
+        return backend
 
     def _reset_after_fork(self) -> None:
-        if self._pid != os.getpid():  # the parent's sockets, loops and lock
+        if self.pid != os.getpid():  # the parent's sockets, loops and lock
             self._reset()
 
     async def set_up(self) -> None:
         """Create collections and indexes, and check the server, even if done before."""
-        connection = (await self.backend_of_running_loop()).connection
+        connection = (await self.ready_backend(Stage.OPENED)).connection
         await self._set_up(connection, builds=True)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
@@ -244,21 +254,24 @@ class Backends:
             self._missing, is_to_be_built = await retry_soon(
                 set_up, connection, builds=builds
             )
-        self._is_set_up = True
+        self._is_checked = self._is_set_up = True
+        for each in self.opened.copy().values():
+            each.connection.has_event_index = EVENT_ONCE.name not in self._missing
         if is_to_be_built:
             self._build = background(self._set_up(connection, builds=True))
 
     def _open_backend(self, loop: asyncio.AbstractEventLoop) -> Backend:
         with self._lock:
             if self._uri is not None:
-                forget_closed_loops(self._entries)
+                forget_closed_loops(self.opened)
                 client: Any = open_client(self._uri)
                 keeper = keep_until_loop_ends(client.close, loop)
             else:
-                # A borrowed client stays bound to its loop even when that is closed.
                 client, keeper = self._client, None
-                if self._entries and Driver.detect(client) is not Driver.MOCK:
-                    raise ConfigurationError(FOREIGN_LOOP)
+                if Driver.detect(client) is not Driver.MOCK:
+                    if self._loop_of_client not in (None, loop):
+                        raise ConfigurationError(FOREIGN_LOOP)
+                    self._loop_of_client = loop
             connection = Connection(
                 client,
                 database=self._settings.database,
@@ -269,15 +282,20 @@ class Backends:
                 clock=self.clock,
                 limits=self._settings.limits,
             )
+            connection.has_event_index = EVENT_ONCE.name not in self._missing
             reads = SessionReads(connection, self._read_cache)
             client_sessions = ClientSessions(connection, MAX_TRANSACTIONS)
             writer = Writer(connection, BatchStore(connection, client_sessions))
-            appender = Appender(connection, reads, writer)
-            sweep = Sweep(connection, self._sweeps)
             entry = Backend(
-                connection, reads, writer, appender, sweep, client_sessions, keeper
+                connection=connection,
+                reads=reads,
+                writer=writer,
+                appender=Appender(connection, reads, writer),
+                sweep=Sweep(connection, self._sweeps),
+                client_sessions=client_sessions,
+                keeper=keeper,
             )
-            self._entries[loop] = entry
+            self.opened[loop] = entry
             return entry
 
     def forget(
@@ -294,7 +312,7 @@ class Backends:
         tasks: up to ten seconds, if one was connecting when it was cancelled.
         """
         with self._lock:
-            entry = self._entries.pop(running_loop(), None)
+            entry = self.opened.pop(running_loop(), None)
         if entry is not None:
             await _close_backend(entry)
 
@@ -307,9 +325,8 @@ class Backends:
         if self._read_cache is not None:
             self._read_cache.clear()
         with self._lock:
-            entries = self._entries.copy()
-            if self._uri is not None:  # a borrowed client stays bound to its loop
-                self._entries.clear()
+            entries = self.opened.copy()
+            self.opened.clear()
         here = running_loop()
         for loop, entry in entries.items():
             if loop.is_closed():

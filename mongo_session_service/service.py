@@ -27,7 +27,7 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Backend, Backends, ConnectionCall
+from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
@@ -229,7 +229,8 @@ class MongoSessionService(BaseSessionService):
     async def setup(self) -> None:
         """Creates collections and indexes, and checks the server.
 
-        Done on first use too; call it at start-up to fail early. Safe to repeat.
+        The first call that adds a session or an event does so too; call it at start-up
+        to fail early. Safe to repeat.
 
         Raises:
             ConfigurationError: the server is too old, or not a replica set.
@@ -247,7 +248,7 @@ class MongoSessionService(BaseSessionService):
         Raises:
             StorageUnavailableError: there is no primary, or it does not answer.
         """
-        async with self._backends.in_call(sets_up=False) as backend:
+        async with self._backends.in_unchecked_call() as backend:
             asked = perf_counter()
             await backend.connection.database.command("ping")
             return perf_counter() - asked
@@ -339,7 +340,7 @@ class MongoSessionService(BaseSessionService):
         details = metadata.new_details(named, labels, ttl, expire_time, today)
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
-        async with self._backends.in_call() as backend:
+        async with self._backends.in_write() as backend:
             reading = backend.reads.read_shared_state(key)
             now = backend.connection.clock.now()
             new = replace(new, details=new.details.with_renewed_expiry(now))
@@ -460,7 +461,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
-        async with self._backends.in_call() as backend:
+        async with self._backends.in_write() as backend:
             await self._append(
                 backend, key, session, event, started, is_rebasing=self._is_rebasing
             )
@@ -500,7 +501,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_whole_event(event)
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
-        async with self._backends.in_call() as backend:
+        async with self._backends.in_write() as backend:
             session = to_session(await backend.reads.load_end(key))
             await self._append(backend, key, session, event, started, is_rebasing=True)
         return event
@@ -680,7 +681,7 @@ class MongoSessionService(BaseSessionService):
         turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
         if validation.check_flag("interrupt", interrupt):
             reason = "another turn was started"
-            async with self._backends.in_call(sets_up=False) as backend:
+            async with self._backends.in_call() as backend:
                 await turn_status.request_stop(backend.connection, turn.key, reason)
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
@@ -737,7 +738,7 @@ class MongoSessionService(BaseSessionService):
         app_name, user_id = validation.check_scope(app_name, user_id)
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
-        async with self._backends.in_call(sets_up=False) as backend:
+        async with self._backends.in_call() as backend:
             return await turn_status.find_turns(
                 backend.connection, app_name, user_id, status
             )
@@ -1512,7 +1513,7 @@ class MongoSessionService(BaseSessionService):
         Raises:
             ConfigurationError: in a standalone server, and mongomock, there are none.
         """
-        async with self._backends.in_call(sets_up=False) as backend:
+        async with self._backends.in_call() as backend:
             return await load_statuses(backend.connection)
 
     def feed_stats(self) -> FeedStats:
@@ -1586,10 +1587,3 @@ def _holds(predicate: Callable[[State], object], state: State) -> bool:
 def backends_of(service: MongoSessionService) -> Backends:
     """Return the backends of a service, for the package's own tools."""
     return service._backends  # noqa: SLF001
-
-
-def connection_of(
-    service: MongoSessionService, *, sets_up: bool = False
-) -> ConnectionCall:
-    """Open a service's connection for a call of the package's own tools."""
-    return ConnectionCall(backends_of(service).in_call(sets_up=sets_up))

@@ -26,7 +26,7 @@ from mongo_session_service.schema import setup
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
-from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import oplog, server
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.connection import Connection
@@ -48,7 +48,7 @@ _TRANSACTION_LIFETIME: Final = "transactionLifetimeLimitSeconds"
 _LONG_LIFETIME: Final = 60
 """MongoDB's own; who has set less has thought of it."""
 
-_AS_NEEDED: Final = "The first use creates it, by a user with privileges for setup."
+_AS_NEEDED: Final = "The first write creates it, by a user with privileges for setup."
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
@@ -287,8 +287,9 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         StorageUnavailableError: MongoDB cannot be reached.
         ConfigurationError: it never can, or not from this event loop.
     """
-    # Not set up: that would create collections.
-    async with connection_of(service) as connection:
+    # Unchecked: what a call would refuse is a finding.
+    async with backends_of(service).in_unchecked_call() as opened:
+        connection = opened.connection
         if connection.driver is Driver.MOCK:
             raise errors.ConfigurationError(
                 "There is no MongoDB behind mongomock to examine."

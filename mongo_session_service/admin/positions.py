@@ -15,7 +15,7 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import oplog
 
 
@@ -23,7 +23,8 @@ async def start_position(
     service: MongoSessionService, to: Literal["now", "beginning"] | float
 ) -> Position:
     """Make the position before all, before what is new, or before a time's changes."""
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         now = await oplog.latest_time(connection)
         window = await oplog.oplog_window_if_known(connection)
     if to == "now":
@@ -42,7 +43,8 @@ async def start_position(
 async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     """Count the events that a consumer gets which reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         count: int = await connection.events.count_documents(wanted)
     return count
 
@@ -68,7 +70,8 @@ async def _claimed(
 ) -> AsyncIterator[Checkpoint]:
     """Hold a consumer's name, so that nobody reads under it meanwhile."""
     who = f"Consumer {quoted(name)}"
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         stored = await connection.checkpoints.find_one({"_id": name})
         if stored is None:
             raise MongoSessionServiceError(f"{who} does not exist.")

@@ -19,7 +19,7 @@ from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.setup import missing_indexes, recorded_version
-from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import deletion, queries, redaction, search
 from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
@@ -38,7 +38,8 @@ async def count_apps(
     service: MongoSessionService, user_id: str | None
 ) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         return await search.count_by_app(connection, user_id)
 
 
@@ -48,7 +49,8 @@ async def iter_summaries(
     """Find sessions as ``find_sessions`` does, without their state."""
     looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
     token, left = None, limit
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         while left is None or left > 0:
             size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
             page = await search.load_page(
@@ -63,7 +65,8 @@ async def iter_summaries(
 
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     """Read a session without its state and events."""
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         wanted = {"_id": key.id, **queries.visible_filter(connection.clock.now())}
         found = await connection.sessions.find_one(
             wanted, dict.fromkeys(_SUMMARY_FIELDS, 1)
@@ -79,7 +82,8 @@ async def load_summary_with_state(
 ) -> SessionSummary:
     """Read a session with its state, and without its events."""
     own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         shared = queries.shared_state_queries(key.app_name, key.user_id)
         found = await load_documents(connection, own, *shared)
         now, hooks = connection.clock.now(), connection.hooks
@@ -107,7 +111,8 @@ async def iter_stored_events(
     """Read a session's log from a revision to that of its summary, in flat memory."""
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1)
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         async for page in read_log(connection, key, wanted, created=of.create_time):
             for each in page:
                 yield _stored_event(each, connection)
@@ -135,7 +140,8 @@ async def fork_unread(
     revision: int | None,
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
-    async with connection_of(service, sets_up=True) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         await copy_session(connection, source, target, revision)
 
 
@@ -148,7 +154,8 @@ async def preview_redaction(
     forks: bool,
 ) -> Redactable:
     """Find what redacting some events, or an invocation, would replace."""
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         part = await redaction.find_part(connection, key, wanted)
         return await redaction.preview(connection, part, replacement, forks=forks)
 
@@ -173,7 +180,8 @@ async def count_erasable(
     is_app = user_id is None
     letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
     logs = queries.count_pipeline(queries.all_sessions(app_name, user_id))
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         found = (await connection.aggregate(connection.sessions, logs) or [{}])[0]
         states = queries.all_user_states(app_name, user_id)
         counts = Erased(
@@ -199,7 +207,8 @@ async def _count_erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         deletable = deletion.deletable(connection)
         found = await connection.sessions.find_one(
             {"_id": key.id, **deletable}, deletion.LENGTH
@@ -240,7 +249,8 @@ class SchemaContents:
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     """Read which collections and indexes exist, and the schema version."""
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         there = await connection.database.list_collection_names()
         missing = await missing_indexes(connection)
         version = await recorded_version(connection)

@@ -38,9 +38,10 @@ _MARKS: Final = {
 async def setup(address: options.ServiceAddress) -> bool:
     """Creates the collections and indexes that are missing.
 
-    A service does so on its first use. This command does it beforehand, for example as
-    a user with more privileges, or before the first users come. What exists is left as
-    it is. An index that cannot be created is named on stderr; the exit code is then 3.
+    A service does so with its first write. This command does it beforehand, for example
+    as a user with more privileges, or before the first users come. What exists is left
+    as it is. An index that cannot be created is named on stderr; the exit code is then
+    3.
 
     \b
     Example:

@@ -57,8 +57,22 @@ class SetupResult(NamedTuple):
     """True if one was left out, since a call would have waited for its build."""
 
 
+async def check(connection: Connection) -> None:
+    """Refuse a server that cannot be used, and data of a newer release."""
+    await _check_server(connection)
+    refuse_newer(await recorded_version(connection))
+
+
+async def _check_server(connection: Connection) -> None:
+    if connection.driver is not Driver.MOCK:
+        hello = await server.ask_hello(connection.client)
+        connection.clock.set_by(hello)
+        await server.check_product(connection.metadata, hello)
+        server.check_server(hello, transactions=connection.has_transactions)
+
+
 async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
-    """Check the server, and create what is missing; safe to repeat and to race.
+    """Check both, and create what is missing; safe to repeat and to race.
 
     Where nothing is missing, one round trip follows the server's greeting. Without
     ``builds``, no index of a large collection is built. If something cannot be created,
@@ -66,20 +80,17 @@ async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
     logged and the service works without it.
     """
     attempts = _Attempts(connection)
-    if connection.driver is not Driver.MOCK:
-        # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
-        # cancelled can wait for ever.
-        hello = await server.ask_hello(connection.client)
-        connection.clock.set_by(hello)
-        await server.check_product(connection.metadata, hello)
-        server.check_server(hello, transactions=connection.has_transactions)
-    is_recorded, collections, indexes = await asyncio.gather(
-        check_version(connection),
+    # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
+    # cancelled can wait for ever.
+    await _check_server(connection)
+    version, collections, indexes = await asyncio.gather(
+        recorded_version(connection),
         _missing_collections(attempts),
         _missing_indexes(attempts),
     )
+    refuse_newer(version)
     skipped = await _create_missing(attempts, collections, indexes, builds=builds)
-    if not is_recorded:
+    if version is None:
         with attempts.trying("the schema version"):
             await record_version(connection)
     attempts.warn()
@@ -230,13 +241,6 @@ def refuse_newer(version: int | None) -> None:
             f" {SCHEMA_VERSION}. Upgrade mongo-session-service."
         )
         raise SchemaVersionError(message)
-
-
-async def check_version(connection: Connection) -> bool:
-    """Refuse data of a newer release; tell whether any version is recorded."""
-    version = await recorded_version(connection)
-    refuse_newer(version)
-    return version is not None
 
 
 async def record_version(connection: Connection) -> None:

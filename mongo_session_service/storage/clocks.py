@@ -103,11 +103,6 @@ class ServerClock:
         self._ahead: float | None = None
         """Seconds from boot time to the server's time."""
 
-    @property
-    def is_known(self) -> bool:
-        """Tell whether the server has answered."""
-        return self._ahead is not None
-
     def set_by(self, hello: Mapping[str, Any]) -> None:
         """Set the clock by a reply to ``hello`` that came just now."""
         there = hello["localTime"].replace(tzinfo=UTC).timestamp()

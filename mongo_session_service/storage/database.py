@@ -72,7 +72,6 @@ class Database:
         self.secondaries = (
             SecondaryReads(preference, limits) if reads_elsewhere else None
         )
-        self.setup_lock = asyncio.Lock()
         self.has_event_index = True
         self.database = (
             client.get_database(database)

@@ -29,7 +29,7 @@ from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
 from mongo_session_service.sessions.deletion import (
@@ -171,7 +171,8 @@ async def move(
             A dry run reports such problems instead.
     """
     # Before setup: that would create indexes on another service's collections.
-    async with connection_of(service) as connection:
+    async with backends_of(service).in_call() as opened:
+        connection = opened.connection
         target = ImportTarget(connection, is_read_only=policies.is_dry_run)
         importer = _Importer(target, policies, on_problem)
         await target.refuse_other_layouts()

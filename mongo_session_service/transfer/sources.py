@@ -50,8 +50,7 @@ from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import counted, indefinite
-from mongo_session_service.schema.setup import check_version
-from mongo_session_service.service import MongoSessionService, connection_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.history import recorded_initial_state
@@ -296,10 +295,8 @@ class StoreSource(BaseSource):
 
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
-        # No setup: reading a database with a misspelt name must not create it.
-        async with connection_of(self._service) as connection:
-            self.connection = connection
-            await check_version(self.connection)
+        async with backends_of(self._service).in_call() as opened:
+            self.connection = opened.connection
 
     @override
     async def count_events(self, selection: Selection) -> int:

@@ -136,7 +136,7 @@ class PartialWriter:
 
     async def _keep_writing(self) -> None:
         while self._queues or self._unwritten:
-            async with self._backends.in_call(sets_up=False) as backend:
+            async with self._backends.in_call() as backend:
                 connection = backend.connection
             queues, self._queues = self._queues, {}
             if not connection.has_transactions:

@@ -373,7 +373,7 @@ class RunningTurns:
 
     async def start(self, running: RunningTurn) -> None:
         """Begin a turn, and watch for requests to stop it."""
-        async with self.backends.in_call(sets_up=False) as backend:
+        async with self.backends.in_call() as backend:
             here = backend.part(_LoopTurns, self.backends)
         await running.begin(here.writer)
         here.turns.add(running)
@@ -411,7 +411,7 @@ class RunningTurns:
         pause = 0.0
         while here.turns:
             with suppress(MongoSessionServiceError):  # it looks again soon
-                async with self.backends.in_call(sets_up=False) as backend:
+                async with self.backends.in_call() as backend:
                     pause = backend.connection.limits.stop_poll_seconds
                     keys = [each.turn.key for each in here.turns]
                     stops = await turn_status.requested_stops(backend.connection, keys)

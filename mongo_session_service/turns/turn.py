@@ -156,7 +156,7 @@ class Turn:
     async def append_event(self, event: Event) -> None:
         """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
-        async with self.turns.backends.in_call() as backend:
+        async with self.turns.backends.in_write() as backend:
             end = to_session(await backend.reads.load_end(self.key))
             event = with_reason(event, self.stop_reason)
             await backend.appender.append(
@@ -334,7 +334,7 @@ class Turn:
 
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
-        async with self.turns.backends.in_call(sets_up=False) as backend:
+        async with self.turns.backends.in_call() as backend:
             self._lease.connection = backend.connection
             ended = encode_turn(self.turn_info())
             await self._lease.release_lease(ended, forget=("stop", "first_revision"))

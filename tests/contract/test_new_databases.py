@@ -15,9 +15,9 @@ def database(new_database: str) -> str:
     return new_database
 
 
-async def test_a_first_call_creates_the_indexes(ours: MongoSessionService) -> None:
+async def test_a_first_write_creates_the_indexes(ours: MongoSessionService) -> None:
     """None is missing after it, with every driver."""
     await ours.create_session(app_name="app", user_id="ada")
 
-    backend = await backends_of(ours).backend_of_running_loop(sets_up=False)
-    assert await missing_indexes(backend.connection) == []
+    async with backends_of(ours).in_call() as backend:
+        assert await missing_indexes(backend.connection) == []

@@ -141,7 +141,7 @@ _OF_SEALED = dict.fromkeys(
     "titles are in clear, and are no display names then",
 )
 _OF_MOCK = {
-    "test_a_first_call_creates_the_indexes": "mongomock tells no partial indexes",
+    "test_a_first_write_creates_the_indexes": "mongomock reports no partial indexes",
     "test_parts_find_what_equals_them": "mongomock does not know $getField",
     "test_values_find_what_equals_them": "in mongomock True equals 1",
     "test_parts_of_titles_find_sessions": "mongomock does not know $indexOfCP",

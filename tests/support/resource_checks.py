@@ -69,7 +69,7 @@ async def leaving_nothing(
     """Close a service of the victim's at the end; fails if anything is left of it."""
     before = others_tasks()
     yield
-    opened = backends_of(service)._entries.values()  # noqa: SLF001  of every loop
+    opened = backends_of(service).opened.values()  # of every loop
     clients = [each.connection.client for each in opened]
     await service.close()
     await tasks_over(before)

@@ -39,6 +39,27 @@ async def test_a_known_database_is_looked_at_once(
     assert await setup_commands(mongodb_uri, database) == LOOK
 
 
+async def test_a_read_creates_nothing(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """It checks the server and the version once, and a write does the rest."""
+    sent = CommandsSent()
+    async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
+        service = MongoSessionService(client=client, database=database)
+        for _ in range(2):
+            assert await service.get_session(**SESSION) is None
+        assert await service.find_turns() == []
+        assert (await service.list_sessions(app_name="app")).sessions == []
+        await service.delete_session(**SESSION)
+        assert sent.names.count("hello") == 1
+        assert {"create", "createIndexes", "listIndexes"}.isdisjoint(sent.names)
+        assert database not in admin.list_database_names()
+
+        await service.create_session(**SESSION)
+        assert sent.names.count("createIndexes") == 3
+        await service.close()
+
+
 async def test_a_new_database_takes_one_command_for_each_collection(
     mongodb_uri: str, database: str
 ) -> None:
@@ -61,7 +82,7 @@ async def test_a_long_index_build_keeps_no_call_waiting(
     service = MongoSessionService(mongodb_uri, database=database, _limits=limits)
     with held_index_builds(admin) as until_held:
         async with asyncio.timeout(PATIENCE):
-            assert await service.get_session(**SESSION)
+            await service.append(**SESSION, event=Event(author="x"))
         await asyncio.to_thread(until_held)
     await service.setup()
     await service.close()

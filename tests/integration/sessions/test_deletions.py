@@ -249,7 +249,8 @@ async def test_what_has_expired_is_found_by_its_index(
     """However many sessions there are, a prune or a sweep reads no other."""
     for _ in range(20):
         await service.create_session(app_name="app", user_id="user")
-    connection = (await backends_of(service).backend_of_running_loop()).connection
+    async with backends_of(service).in_call() as backend:
+        connection = backend.connection
     admin[database].command("profile", 2)
 
     await service.prune()
