@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from mongo_session_service import admin
-from mongo_session_service.cli import options, styles, terminal, transcript
+from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.param_types import FUNCTION, START
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.errors import ConfigurationError, StorageError
@@ -57,7 +57,7 @@ async def consumers(address: options.ServiceAddress) -> None:
             terminal.show_json(asdict(each))
     elif found:
         terminal.print_remark(f"Consumers of {address.location}:")
-        terminal.show(terminal.CellRows([consumer_row(each) for each in found]))
+        terminal.show(terminal.table([consumer_row(each) for each in found]))
         for line in (line for each in found for line in advice(each)):
             terminal.warn(line)
     else:
@@ -67,17 +67,17 @@ async def consumers(address: options.ServiceAddress) -> None:
 def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
     """Name the cells of a consumer's row."""
     lag = status.lag_seconds or 0.0
-    late = styles.BAD if lag > _VERY_LATE else styles.WARNING if lag > _LATE else ""
+    late = terminal.BAD if lag > _VERY_LATE else terminal.WARNING if lag > _LATE else ""
     return {
         "NAME": styled(status.name, "bold"),
         "APP": styled("all" if status.app_name is None else status.app_name),
         "LAG": styled(transcript.duration_text(status.lag_seconds), late),
         "SAVED": styled(transcript.duration_text(status.checkpoint_age_seconds), late),
         "DEAD LETTERS": styled(
-            status.dead_letters, styles.BAD if status.dead_letters else ""
+            status.dead_letters, terminal.BAD if status.dead_letters else ""
         ),
         "RUN BY": styled(
-            status.owner or "nobody", "" if status.owner else styles.WARNING
+            status.owner or "nobody", "" if status.owner else terminal.WARNING
         ),
     }
 
@@ -318,22 +318,27 @@ async def dead_letters(address: options.ServiceAddress, name: str) -> None:
             if terminal.has_flag("json"):
                 terminal.show_json(_letter_fields(letter))
             else:
-                terminal.show(*dead_letter_lines(letter, terminal.terminal_width()))
+                terminal.show(_letter_text(letter))
     if not (status.dead_letters or terminal.has_flag("json")):
         terminal.print_remark(
             f"Consumer {name!r} has no dead letters in {address.location}."
         )
 
 
-def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
-    """Describe a dead letter on one line or, if that is too wide, on several."""
-    head = transcript.timed_text(letter.time, styled(letter.error, styles.BAD))
-    attempts = styled(f"({counted(letter.attempts, 'attempt')})", styles.FAINT)
+def _letter_text(letter: DeadLetter) -> Text:
+    from rich.text import Text
+
+    revision = letter.id.get("revision")
+    number = "" if revision is None else f"r{revision}"
     who = "/".join(_key_parts(letter).values())
-    about = transcript.change_name(
-        letter.id["kind"], letter.id.get("revision"), who, width
+    return Text("  ").join(
+        [
+            styled(transcript.moment(letter.time), terminal.FAINT),
+            styled(letter.error, terminal.BAD),
+            styled(f"({counted(letter.attempts, 'attempt')})", terminal.FAINT),
+            styled(f"{letter.id['kind']} {number} {who}", terminal.FAINT),
+        ]
     )
-    return transcript.fitting_lines(head, [attempts, about], width)
 
 
 def _key_parts(letter: DeadLetter) -> dict[str, str]:

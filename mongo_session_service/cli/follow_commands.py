@@ -56,9 +56,8 @@ async def watch(
                 if terminal.has_flag("json"):
                     click.echo(json_line(change.json_text))
                 else:
-                    width = terminal.terminal_width()
                     known = len(watched.chosen)
-                    terminal.show(*transcript.change_lines(change, known, width))
+                    terminal.show(transcript.change_text(change, known))
 
 
 @click.command()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mongo_session_service import admin
-from mongo_session_service.cli import options, styles, terminal, transcript
+from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.param_types import CONDITION
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.model.wording import counted
@@ -27,9 +25,6 @@ _DEFAULT_LIMIT: Final = 50
 """Sessions listed by default."""
 _APPS_NAMED: Final = 10
 """More are not named to whoever asks for an app that is not stored."""
-_LONG: Final = 500
-"""Characters shown of a tool's arguments or answer, or of a value of state."""
-_INDENT: Final = 4
 _SEALED: Final = "(sealed by before_store: only its application can read it)"
 _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
 
@@ -81,8 +76,7 @@ async def sessions(
     It lists the sessions that have exactly this title, and all of these labels and
     values. For --title-contains, MongoDB reads the sessions of the app, or of --user.
     State is neither read nor shown. If the application seals state with before_store,
-    --where compares with the sealed values. Where ids do not fit, they are shortened;
-    `| cat` and --json show them whole.
+    --where compares with the sealed values.
 
     \b
     Example:
@@ -136,7 +130,7 @@ async def _show_apps(
         }
         for each in found
     ]
-    terminal.show(terminal.CellRows(rows))
+    terminal.show(terminal.table(rows))
 
 
 async def _show_sessions(
@@ -176,7 +170,7 @@ async def _show_sessions(
             )
     if rows:
         terminal.print_remark(f"Sessions of app {app}:")
-        terminal.show(terminal.CellRows(rows))
+        terminal.show(terminal.table(rows))
     if limit and count > limit:
         terminal.warn(f"There are more: --limit {limit * 2}, or 0 for all.")
 
@@ -195,11 +189,11 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
     about = styled(summary.title or "")
     if summary.labels:
         about.append("  " if summary.title else "")
-        about.append_text(styled(transcript.labels_text(summary.labels), styles.NOTE))
+        about.append_text(styled(transcript.labels_text(summary.labels), terminal.NOTE))
     if summary.waiting:
         names = [each.name or each.call_id for each in summary.waiting]
         about.append("  " if about else "")
-        about.append_text(styled(f"waits for {', '.join(names[:3])}", styles.WARNING))
+        about.append_text(styled(f"waits for {', '.join(names[:3])}", terminal.WARNING))
     return {
         "TITLE AND LABELS": about,
         "SESSION": styled(summary.id, "bold"),
@@ -246,11 +240,21 @@ async def show(
             async for each in log:
                 terminal.show_public_json(_event_fields(each))
             return
-        page = _SessionPage(summary)
-        page.show_details(summary.revision - after)
+        terminal.show(*_details(summary))
+        left_out = after - summary.log_begins
+        if left_out and events:
+            click.echo(f"\n({counted(left_out, 'earlier event')})")
+        invocation, sealed = None, 0
         async for each in log:
-            page.show_event(each)
-        page.show_state()
+            before, invocation = invocation, each.event and each.event.invocation_id
+            if before is None or invocation != before:
+                click.echo()
+            sealed += each.is_sealed
+            _show_event(each)
+    _show_state(summary)
+    if sealed:
+        found = counted(sealed, "event")
+        terminal.warn(f"{found} sealed. Values of state are shown as stored.")
 
 
 def _event_fields(stored: LoggedEvent) -> dict[str, Any]:
@@ -261,75 +265,41 @@ def _event_fields(stored: LoggedEvent) -> dict[str, Any]:
     return fields
 
 
-class _SessionPage:
-    """A session as text, which fills the terminal's width."""
+def _show_event(stored: LoggedEvent) -> None:
+    from mongo_session_service.codec.public_view import public_view
 
-    def __init__(self, summary: SessionSummary) -> None:
-        self._summary = summary
-        self._width = terminal.terminal_width()
-        self._invocation: object = None
-        self._sealed = 0
+    event = stored.event and public_view({"event": stored.event})["event"]
+    terminal.show(_event_heading(stored, event["author"] if event else ""))
+    if not event:
+        unread = _SEALED if stored.is_sealed else _UNREADABLE
+        terminal.show_indented(unread, terminal.WARNING)
+        return
+    for text in transcript.event_texts(event):
+        terminal.show_indented(text)
+    for text in transcript.state_texts(event["actions"].get("stateDelta") or {}):
+        terminal.show_indented(text, terminal.NOTE)
 
-    def show_details(self, events: int) -> None:
-        """Print what the session is, and how many events are left out."""
-        terminal.show(*_details(self._summary))
-        left_out = self._summary.event_count - events
-        if left_out and events:
-            click.echo(f"\n({counted(left_out, 'earlier event')})")
 
-    def show_event(self, stored: LoggedEvent) -> None:
-        """Print what an event says and does; a blank line parts invocations."""
-        from mongo_session_service.codec.public_view import public_view
+def _show_state(summary: SessionSummary) -> None:
+    """Print the state, each scope by itself."""
+    from mongo_session_service.codec.public_view import public_view
 
-        invocation = stored.event and stored.event.invocation_id
-        if self._invocation is None or invocation != self._invocation:
+    owners = {
+        "": "the session",
+        "user": f"user {summary.user_id}",
+        "app": f"app {summary.app_name}",
+    }
+    scopes: dict[str, dict[str, Any]] = {name: {} for name in owners}
+    state = public_view({"state": summary.state})["state"]
+    for key in sorted(state):
+        scope = key.partition(":")[0]
+        scopes[scope if ":" in key and scope in scopes else ""][key] = state[key]
+    for name, scope in scopes.items():
+        if scope or not name:
             click.echo()
-        self._invocation = invocation
-        if stored.event is None:
-            self._sealed += stored.is_sealed
-            terminal.show(_event_heading(stored, ""))
-            self._show_texts(
-                [_SEALED if stored.is_sealed else _UNREADABLE], styles.WARNING
-            )
-            return
-        event = public_view({"event": stored.event})["event"]
-        terminal.show(_event_heading(stored, event["author"]))
-        self._show_texts(_event_texts(event))
-        self._show_texts([transcript.error_text(event)], styles.BAD)
-        delta = event["actions"].get("stateDelta") or {}
-        self._show_texts(_state_texts(delta), styles.NOTE)
-
-    def show_state(self) -> None:
-        """Print the state, each scope by itself."""
-        from mongo_session_service.codec.public_view import public_view
-
-        summary = self._summary
-        owners = {
-            "": "the session",
-            "user": f"user {summary.user_id}",
-            "app": f"app {summary.app_name}",
-        }
-        scopes: dict[str, dict[str, Any]] = {name: {} for name in owners}
-        state = public_view({"state": summary.state})["state"]
-        for key in sorted(state):
-            scope = key.partition(":")[0]
-            scopes[scope if ":" in key and scope in scopes else ""][key] = state[key]
-        for name, scope in scopes.items():
-            if scope or not name:
-                click.echo()
-                terminal.show(styled(f"State of {owners[name]}", "bold"))
-                self._show_texts(_state_texts(scope) if scope else ["(empty)"])
-        if self._sealed:
-            sealed = counted(self._sealed, "event")
-            terminal.warn(f"{sealed} sealed. Values of state are shown as stored.")
-
-    def _show_texts(self, texts: Iterable[str], style: str = "") -> None:
-        from rich.text import Text
-
-        for text in texts:
-            for line in wrapped_lines(text, self._width):
-                shown = Text(" " * _INDENT + line, style, no_wrap=True)
-                terminal.show(shown)
+            terminal.show(styled(f"State of {owners[name]}", "bold"))
+            for text in transcript.state_texts(scope) if scope else ["(empty)"]:
+                terminal.show_indented(text)
 
 
 def _details(summary: SessionSummary) -> Iterator[Text]:
@@ -351,7 +321,7 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
         yield styled(summary.title, "bold")
     for name, value in named.items():
         if value:
-            yield Text.assemble((f"{name:9}", styles.FAINT), printable(value))
+            yield Text.assemble((f"{name:9}", terminal.FAINT), printable(value))
 
 
 def expiry_text(summary: SessionSummary) -> str:
@@ -369,47 +339,8 @@ def _event_heading(stored: LoggedEvent, author: str) -> Text:
 
     when = f"{transcript.moment(stored.timestamp)}  "
     return Text.assemble(
-        (f"r{stored.revision:<4} ", styles.FAINT),
-        (when, styles.FAINT),
+        (f"r{stored.revision:<4} ", terminal.FAINT),
+        (when, terminal.FAINT),
         (printable(author), "bold"),
-        (f"  {printable(stored.id)}" * terminal.has_flag("verbose"), styles.FAINT),
+        (f"  {printable(stored.id)}" * terminal.has_flag("verbose"), terminal.FAINT),
     )
-
-
-def _event_texts(event: dict[str, Any]) -> Iterator[str]:
-    """Describe what an event says and does: texts whole, all else within bounds."""
-    for part in event.get("content", {}).get("parts") or ():
-        text = transcript.part_text(part, None)
-        if text:
-            yield text if "text" in part else _bounded(text)
-    yield from transcript.action_texts(event["actions"], None)
-
-
-def _state_texts(state: dict[str, Any]) -> Iterator[str]:
-    for key, value in state.items():
-        text = json.dumps(value, ensure_ascii=False)
-        yield f"{printable(key)} = {_bounded(text)}"
-
-
-def _bounded(text: str) -> str:
-    """Cut a long text, and say how long it is."""
-    if len(text) <= _LONG:
-        return text
-    return f"{text[:_LONG]} … ({len(text):,} characters; --json prints all)"
-
-
-def wrapped_lines(text: str, width: int | None) -> Iterator[str]:
-    """Wrap a text, make it safe to print, and keep its own indentation."""
-    for line in text.splitlines():
-        # All that is left of white space are blanks.
-        safe = re.sub(r"\S+", lambda run: printable(run[0]), line.expandtabs(4))
-        yield from [safe] if width is None else _folded(safe, width - _INDENT)
-
-
-def _folded(line: str, width: int) -> Iterator[str]:
-    from rich.console import Console
-    from rich.text import Text
-
-    room = max(width, _INDENT)
-    for piece in Text(line).wrap(Console(width=room), room, no_wrap=False):
-        yield piece.plain

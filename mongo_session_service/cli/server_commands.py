@@ -14,7 +14,7 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
-from mongo_session_service.cli import options, styles, terminal
+from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.param_types import ZONE
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mongo_session_service.admin.doctor import Finding
 
 _MARKS: Final = {
-    "ok": ("\N{CHECK MARK}", styles.GOOD),
-    "warning": ("!", styles.WARNING),
-    "failed": ("\N{BALLOT X}", styles.BAD),
-    "unknown": ("?", styles.NOTE),
+    "ok": ("\N{CHECK MARK}", terminal.GOOD),
+    "warning": ("!", terminal.WARNING),
+    "failed": ("\N{BALLOT X}", terminal.BAD),
+    "unknown": ("?", terminal.NOTE),
 }
 
 
@@ -151,8 +151,8 @@ def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
         steps.add_column(no_wrap=True)
         steps.add_column(overflow="fold")
         for remedy, checks in asking.items():
-            step = Text(terminal.printable(remedy), styles.NOTE)
-            steps.add_row("-", step.append(f" ({', '.join(checks)})", styles.FAINT))
+            step = Text(terminal.printable(remedy), terminal.NOTE)
+            steps.add_row("-", step.append(f" ({', '.join(checks)})", terminal.FAINT))
         yield Text("\nWhat to do:", "bold")
         yield steps
 

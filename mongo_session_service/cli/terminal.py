@@ -17,19 +17,24 @@ from mongo_session_service.errors import without_passwords
 from mongo_session_service.model.wording import counted, json_line
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import Console, RenderableType
+    from rich.table import Table
     from rich.text import Text
 
 # Beside control characters: what reorders or breaks lines, and halves of characters.
 _UNSAFE: Final = {"Cc", "Cs", "Zl", "Zp", "Cf"}
 _JOINERS: Final = "\u200c\u200d"  # parts of words and of emoji
-_IDS: Final = frozenset({"SESSION", "USER", "APP", "NAME", "RUN BY", "HOST"})
-_TEXTS: Final = frozenset({"TITLE AND LABELS", "WHY"})
-"""Names of the columns that give way in a narrow terminal."""
-_SHORTEST_ID: Final = 11
-_GAP: Final = 2  # columns between two cells
+_INDENT: Final = " " * 4
 _WIDE: Final = 60
 """Columns of a terminal whose progress bar also has room for the count."""
+
+# Readable on a light and on a dark background: a terminal's own yellow, cyan, green and
+# dim vanish on white. Without colours nothing is lost: each repeats what a word means.
+GOOD: Final = "color(28)"  # green
+WARNING: Final = "color(166)"  # orange
+BAD: Final = "color(196)"  # red
+NOTE: Final = "color(32)"  # blue
+FAINT: Final = "color(244)"  # grey
 
 DEBUG_HINT: Final = "--debug shows where it comes from."
 """Hint appended to errors that were raised by user code."""
@@ -49,69 +54,23 @@ def printable(text: str) -> str:
 
 
 def styled(value: object, style: str = "") -> Text:
-    """Make a value safe to print, in a style of rich; cut rather than wrapped."""
+    """Make a value safe to print, in a style of rich."""
     from rich.text import Text
 
-    return Text(printable(str(value)), style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(str(value)), style, overflow="fold")
 
 
-class CellRows:
-    """Rows of named cells in columns, a line each; a column without values is left out.
+def table(rows: Sequence[dict[str, Text]]) -> Table:
+    """Make a table of rows of named cells; a column without values is left out."""
+    from rich.table import Table
 
-    Where they are too wide, ids are shortened in the middle as far as they stay
-    different, the widest first, and then texts at their end. Numbers and times are not.
-    """
-
-    def __init__(self, rows: Sequence[dict[str, Text]]) -> None:
-        self._rows = rows
-
-    def __rich_console__(
-        self, _: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
-        from rich.table import Table
-
-        names = [name for name in self._rows[0] if any(r[name] for r in self._rows)]
-        columns = {name: [row[name] for row in self._rows] for name in names}
-        widths = {
-            name: max(len(name), *(each.cell_len for each in cells))
-            for name, cells in columns.items()
-        }
-        excess = sum(widths.values()) + _GAP * (len(names) - 1) - options.max_width
-        for name in sorted(_IDS & widths.keys(), key=widths.__getitem__, reverse=True):
-            if excess > 0:
-                shorten_ids(columns[name], widths[name] - excess)
-                width = max(len(name), *(each.cell_len for each in columns[name]))
-                excess -= widths[name] - width
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-        for name in names:
-            is_fixed = name not in _IDS | _TEXTS
-            table.add_column(styled(name), no_wrap=is_fixed)
-        for row in zip(*columns.values(), strict=True):
-            table.add_row(*row)
-        yield table
-
-
-def shorten_ids(cells: list[Text], width: int) -> None:
-    """Cut ids in the middle, to a width at which those that differ still do."""
-    ids = {each.plain for each in cells}
-    for room in range(max(width, _SHORTEST_ID), max(each.cell_len for each in cells)):
-        cut = {each: without_middle(each, room) for each in ids}
-        if len({*cut.values()}) == len(ids):
-            cells[:] = [styled(cut[each.plain], str(each.style)) for each in cells]
-            return
-
-
-def without_middle(text: str, width: int) -> str:
-    """Cut a text to a number of columns in its middle, where ids say least."""
-    from rich.cells import cell_len, set_cell_size
-
-    if cell_len(text) <= width:
-        return text
-    end = (width - 1) // 2
-    # Half of a wide character is a space.
-    first = set_cell_size(text, width - 1 - end).rstrip()
-    last = set_cell_size(text[::-1], end)[::-1].lstrip()
-    return f"{first}…{last}"
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    for name in names:
+        shown.add_column(name, overflow="fold")
+    for row in rows:
+        shown.add_row(*(row[name] for name in names))
+    return shown
 
 
 def _stdout() -> Console:
@@ -124,17 +83,23 @@ def _stdout() -> Console:
     return console
 
 
-def terminal_width() -> int | None:
-    """Count the columns of the terminal; None where standard output is not one."""
-    console = _stdout()
-    return console.width if console.is_terminal else None
-
-
 def show(*shown: RenderableType) -> None:
-    """Print texts or tables, each line cut at the terminal's width."""
+    """Print texts or tables; a terminal's width breaks lines, and nothing else does."""
     console = _stdout()
     for each in shown:
-        console.print(each, no_wrap=True, overflow="ellipsis")
+        console.print(each)
+
+
+def show_indented(text: str, style: str = "") -> None:
+    """Print a text below a heading, with line ends and an indentation of its own."""
+    from rich.text import Text
+
+    console = _stdout()
+    for line in text.splitlines():
+        # All that is left of white space are blanks.
+        safe = re.sub(r"\S+", lambda run: printable(run[0]), line.expandtabs(4))
+        for piece in Text(safe, style).wrap(console, console.width - len(_INDENT)):
+            console.print(Text(_INDENT).append_text(piece), no_wrap=True)
 
 
 def show_json(fields: dict[str, Any]) -> None:

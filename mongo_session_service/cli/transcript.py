@@ -5,12 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from mongo_session_service.cli import styles
-from mongo_session_service.cli.terminal import printable, styled, without_middle
+from mongo_session_service.cli.terminal import (
+    BAD,
+    FAINT,
+    GOOD,
+    NOTE,
+    WARNING,
+    printable,
+    styled,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -19,29 +26,26 @@ if TYPE_CHECKING:
 
 _KIND_STYLES: Final = {
     "snapshot": "bold",
-    "created": styles.GOOD,
-    "redacted": styles.BAD,
-    "state": styles.WARNING,
-    "updated": styles.WARNING,
-    "deleted": styles.BAD,
+    "created": GOOD,
+    "redacted": BAD,
+    "state": WARNING,
+    "updated": WARNING,
+    "deleted": BAD,
 }
-_INDENT: Final = " " * 10
 _NAME: Final = 13
 """Columns of an author, so that what is said begins in one of its own."""
 _UNITS: Final = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
-_CHARACTERS: Final = 4
-"""Characters that surely fill one column; some take no column at all."""
+_LONG: Final = 500
+"""Characters shown of a tool's arguments or answer, or of a value of state."""
 
 
-def change_lines(change: Change, scope_length: int, width: int | None) -> list[Text]:
-    """Describe a change on one line: who, what, then what was set, and its name.
+def change_text(change: Change, scope_length: int) -> Text:
+    """Describe a change: when, who, what was said and set, and its name.
 
-    The last two go below if that is too wide. Its event and state are shown as the
-    public view has them. The first ``scope_length`` parts of its key are known from
-    what is watched.
+    Its event and state are shown as the public view has them. The first
+    ``scope_length`` parts of its key are known from what is watched.
     """
-    from rich.cells import cell_len
     from rich.text import Text
 
     shown = json.loads(change.json_text)
@@ -57,47 +61,24 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
             None if expires is None else moment(expires),
         )
     if event := shown.get("event"):
-        name, style, said = event["author"], "bold", _event_text(event, width)
-    author = printable(name)
-    gap = " " * max(_NAME - cell_len(author), 0)
-    begins = Text.assemble((f"{author}{gap}  ", style), printable(said))
-    begins.rstrip()
-    delta = _state_text(shown.get("state", shown["state_delta"]), width)
-    kind = change.kind if event else ""
-    about = change_name(kind, change.revision, who, width)
-    head = timed_text(change.time, begins)
-    return fitting_lines(head, [styled(delta, styles.NOTE), about], width)
-
-
-def timed_text(time: float, text: Text) -> Text:
-    """Put the time before a text."""
-    from rich.text import Text
-
-    return Text.assemble((f"{moment(time)}  ", styles.FAINT), text)
-
-
-def change_name(kind: str, revision: int | None, who: str, width: int | None) -> Text:
-    """Name a change's kind, revision and session, which fit into a line."""
-    number = "" if revision is None else f"r{revision}"
-    parts = [*filter(None, (kind, number)), printable(who)]
-    if width is not None:
-        room = width - len(_INDENT) - len(" ".join(parts[:-1])) - 1
-        parts[-1] = without_middle(parts[-1], max(room, 1))
-    return styled(" ".join(parts), styles.FAINT)
-
-
-def fitting_lines(head: Text, pieces: Iterable[Text], width: int | None) -> list[Text]:
-    """Put pieces beside a heading, or below it where the line gets too wide."""
-    from rich.text import Text
-
-    lines = [head]
-    for piece in filter(None, pieces):
-        longer = Text("  ").join([lines[-1], piece])
-        if width is None or longer.cell_len <= width:
-            lines[-1] = longer
-        else:
-            lines.append(Text(_INDENT).append_text(piece))
-    return lines
+        name, style, said = event["author"], "bold", "  ".join(event_texts(event))
+    author = styled(name, style)
+    if said:
+        author.pad_right(max(_NAME - author.cell_len, 0))
+    delta = ", ".join(state_texts(shown.get("state", shown["state_delta"]), "="))
+    number = "" if change.revision is None else f"r{change.revision}"
+    about = filter(None, (change.kind if event else "", number, who))
+    return Text("  ").join(
+        part
+        for part in (
+            styled(moment(change.time), FAINT),
+            author,
+            styled(said),
+            styled(delta, NOTE),
+            styled(" ".join(about), FAINT),
+        )
+        if part
+    )
 
 
 def moment(seconds: float) -> str:
@@ -136,8 +117,15 @@ def labels_text(labels: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
-def action_texts(actions: dict[str, Any], width: int | None) -> Iterator[str]:
-    """Describe an event's actions, but for its state delta."""
+def event_texts(event: dict[str, Any]) -> Iterator[str]:
+    """Describe what an event says and does: texts whole, all else within bounds."""
+    for part in event.get("content", {}).get("parts") or ():
+        if text := _part_text(part):
+            yield text if "text" in part else _bounded(text)
+    code, message = event.get("errorCode", ""), event.get("errorMessage", "")
+    if code or message:
+        yield ": ".join(filter(None, (f"error {code}".rstrip(), message)))
+    actions = event["actions"]
     if agent := actions.get("transferToAgent"):
         yield f"transfers to {agent}"
     if invocation := actions.get("rewindBeforeInvocationId"):
@@ -145,22 +133,28 @@ def action_texts(actions: dict[str, Any], width: int | None) -> Iterator[str]:
     if compaction := actions.get("compaction"):
         content = compaction.get("compactedContent") or {}
         for part in content.get("parts") or ():
-            yield f"(summary) {part_text(part, width)}"
+            yield f"(summary) {_part_text(part)}"
 
 
-def part_text(part: dict[str, Any], width: int | None) -> str:
-    """Describe a part of an event's content."""
+def state_texts(state: dict[str, Any], between: str = " = ") -> Iterator[str]:
+    """Write keys and values of state, values as JSON."""
+    for key, value in state.items():
+        yield f"{printable(key)}{between}{_bounded(_json_text(value))}"
+
+
+def _part_text(part: dict[str, Any]) -> str:
     match part:
         case {"text": text}:
-            return f"{'(thinks) ' * part.get('thought', False)}{_cut(text, width)}"
+            return f"{'(thinks) ' * part.get('thought', False)}{text}"
         case {"functionCall": call}:
-            arguments = _state_text(call.get("args", {}), width)
-            return f"{call.get('name')}({arguments})"
+            arguments = call.get("args", {}).items()
+            shown = ", ".join(f"{key}={_json_text(each)}" for key, each in arguments)
+            return f"{call.get('name')}({shown})"
         case {"functionResponse": response}:
             answer = response.get("response")
             if isinstance(answer, dict) and answer.keys() == {"result"}:
                 answer = answer["result"]
-            return f"{response.get('name')} → {_json_text(answer, width)}"
+            return f"{response.get('name')} → {_json_text(answer)}"
         case {"inlineData": blob}:
             size = len(base64.urlsafe_b64decode(blob.get("data", "")))
             return f"[{blob.get('mimeType')}, {size} bytes]"
@@ -171,44 +165,12 @@ def part_text(part: dict[str, Any], width: int | None) -> str:
             return f"[{', '.join(names)}]" if part else ""
 
 
-def error_text(event: dict[str, Any]) -> str:
-    """Describe an event's error; empty if it has none."""
-    code, message = event.get("errorCode", ""), event.get("errorMessage", "")
-    named = f"error {code}".rstrip() if code or message else ""
-    return ": ".join(filter(None, (named, message)))
+def _bounded(text: str) -> str:
+    """Cut a long text, and add how long it is."""
+    if len(text) <= _LONG:
+        return text
+    return f"{text[:_LONG]} … ({len(text):,} characters; --json prints all)"
 
 
-def _event_text(event: dict[str, Any], width: int | None) -> str:
-    parts = event.get("content", {}).get("parts") or ()
-    pieces = [
-        *(part_text(part, width) for part in parts),
-        error_text(event),
-        *action_texts(event["actions"], width),
-    ]
-    return _joined(filter(None, pieces), "  ", width)
-
-
-def _state_text(state: dict[str, Any], width: int | None) -> str:
-    """Write state as ``key=value``, values as JSON."""
-    pieces = (f"{key}={_json_text(value, width)}" for key, value in state.items())
-    return _joined(map(printable, pieces), ", ", width)
-
-
-def _json_text(value: object, width: int | None) -> str:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
-    return _cut(text, width)
-
-
-def _cut(text: str, width: int | None) -> str:
-    """Keep the start of a text, which is more than can be shown, but not much more."""
-    return text if width is None else text[: _CHARACTERS * width]
-
-
-def _joined(pieces: Iterable[str], separator: str, width: int | None) -> str:
-    shown, length = [], 0
-    for piece in pieces:
-        shown.append(piece)
-        length += len(piece)
-        if width is not None and length > _CHARACTERS * width:
-            break
-    return separator.join(shown)
+def _json_text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mongo_session_service import admin
-from mongo_session_service.cli import options, styles, terminal, transcript
+from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mongo_session_service.model.results import TurnInfo, TurnPhase
 
 STYLES: Final = {
-    "running": styles.GOOD,
-    "stopping": styles.WARNING,
-    "abandoned": styles.BAD,
+    "running": terminal.GOOD,
+    "stopping": terminal.WARNING,
+    "abandoned": terminal.BAD,
     "ended": "",
-    "stopped": styles.WARNING,
-    "failed": styles.BAD,
+    "stopped": terminal.WARNING,
+    "failed": terminal.BAD,
 }
 """How each status is shown."""
 
@@ -64,7 +64,7 @@ async def turns(
             terminal.show_public_json(each._asdict())
     elif found:
         terminal.print_remark(f"Turns in {address.location}:")
-        terminal.show(terminal.CellRows([_turn_row(each) for each in found]))
+        terminal.show(terminal.table([_turn_row(each) for each in found]))
     else:
         terminal.print_remark(f"There are no such turns in {address.location}.")
 

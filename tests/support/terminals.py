@@ -12,7 +12,13 @@ from rich.console import RenderableType
 from mongo_session_service.cli import terminal
 
 
-def sent(shown: RenderableType, columns: int | None, **environment: str) -> str:
+def sent(
+    shown: RenderableType,
+    columns: int | None,
+    *,
+    indented: bool = False,
+    **environment: str,
+) -> str:
     """What a terminal of so many columns is sent, with its styles; None is a pipe."""
     output = io.StringIO()
     output.isatty = lambda: columns is not None  # type: ignore[method-assign]
@@ -23,11 +29,17 @@ def sent(shown: RenderableType, columns: int | None, **environment: str) -> str:
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)
-        terminal.show(shown)
+        if indented:
+            terminal.show_indented(str(shown))
+        else:
+            terminal.show(shown)
     return output.getvalue()
 
 
-def printed(shown: RenderableType, columns: int | None) -> list[str]:
+def printed(
+    shown: RenderableType, columns: int | None, *, indented: bool = False
+) -> list[str]:
     """The lines that a reader sees."""
-    lines = click.unstyle(sent(shown, columns)).removesuffix("\n").split("\n")
+    text = click.unstyle(sent(shown, columns, indented=indented))
+    lines = text.removesuffix("\n").split("\n")
     return [line.rstrip() for line in lines]

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from rich.color import Color
 
-from mongo_session_service.cli import styles
+from mongo_session_service.cli import terminal
 
-COLOURS = {name: each for name, each in vars(styles).items() if name.isupper()}
-CLI = Path(styles.__file__).parent
+COLOURS = {
+    name: each
+    for name, each in vars(terminal).items()
+    if str(each).startswith("color(")
+}
+CLI = Path(terminal.__file__).parent
 READABLE = 3.5
 """The least contrast; the Web's guidelines ask for 3 of what is not small text."""
 
