@@ -29,7 +29,6 @@ from mongo_session_service.codec.waiting_fields import (
     decode_waiting,
 )
 from mongo_session_service.errors import HistoryLostError, StorageError, quoted
-from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import (
     ANNOUNCES_DETAILS,
@@ -206,7 +205,7 @@ class ChangeRecord:
             own = documents.decode_session_state(document, self.key, self.hooks)
             revision, time = document["revision"], document["update_time"]
         state = documents.decode_shared_state(self.key, shared, self.hooks)
-        merged = scopes.merge(replace(state, session=own))
+        merged = replace(state, session=own).merged()
         return {"revision": revision, "state": merged, "time": time}
 
 

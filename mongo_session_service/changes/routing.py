@@ -10,8 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from google.adk.sessions.state import State
 
 from mongo_session_service.changes.decoder import ChangeRecord
-from mongo_session_service.model import scopes
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import Document, ScopedState, SessionKey
 
 
 class Scope(NamedTuple):
@@ -105,7 +104,7 @@ class Router(Generic[_Subscriber]):
 
     def _remember(self, appended: ChangeRecord) -> None:
         app_name, user_id, _ = key = appended.key
-        shared = scopes.split(appended.stored_delta)
+        shared = ScopedState.split(appended.stored_delta)
         for owner, delta in (
             ((app_name,), shared.app),
             ((app_name, user_id), shared.user),

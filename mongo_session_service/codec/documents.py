@@ -26,19 +26,20 @@ from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.waiting_fields import WAITING, decode_waiting
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
-from mongo_session_service.model import metadata, scopes
+from mongo_session_service.model import metadata
 from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
 from mongo_session_service.model.records import (
     Append,
     Document,
     Marker,
     NewSession,
+    ScopedState,
     SessionKey,
     StoredSession,
     TurnFence,
+    without_temp,
 )
 from mongo_session_service.model.results import SessionSummary
-from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.model.waiting_calls import waiting_step
 
@@ -327,7 +328,7 @@ def _encode_event(
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
     delta = event.actions.state_delta
     if delta or type(delta) is not dict:
-        delta = _json_state(scopes.without_temp(_check_state(delta)))
+        delta = _json_state(without_temp(_check_state(delta)))
     if hooks.before_store is not None:
         delta = hooks.state_to_store(delta, Owner.of_session(key))
     document["actions"]["state_delta"] = bool(delta)  # its place among the fields
@@ -519,9 +520,9 @@ def decode_new_session(
     What is shared is in those of the documents that are its app's or its user's.
     """
     shared = decode_shared_state(new.key, documents, hooks)
-    own = scopes.mapped(new.delta, bson_values.decode_fields)
+    own = new.delta.mapped(bson_values.decode_fields)
     owner = Owner.of_session(new.key)
-    state = scopes.merge(shared) | hooks.loaded_state(scopes.merge(own), owner)
+    state = shared.merged() | hooks.loaded_state(own.merged(), owner)
     if hooks.is_missing:
         state = metadata.titled(state, new.details.title)
     return StoredSession(
@@ -577,7 +578,7 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def _split_scopes(values: dict[str, Any]) -> ScopedState:
     """Sort encoded values of state into the documents of their scopes."""
-    return scopes.mapped(scopes.split(values), bson_values.escape_keys)
+    return ScopedState.split(values).mapped(bson_values.escape_keys)
 
 
 def summaries(

@@ -1,12 +1,13 @@
-"""Records and keys: the frozen values that the store works with."""
+"""Records: keys, scopes of state and the frozen values that the store works with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
+from google.adk.sessions.state import State
 
 from mongo_session_service._public import public
 from mongo_session_service.model.metadata import (
@@ -15,7 +16,6 @@ from mongo_session_service.model.metadata import (
     Details,
     NotGiven,
 )
-from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.model.waiting_calls import WaitingStep
 
@@ -52,6 +52,52 @@ SHARD_KEY: Final = SessionKey._fields[:2]
 """The fields of every ``_id`` by which a sharded cluster spreads the documents."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScopedState:
+    """State by scope, its keys without the prefix that names the scope in a flat state.
+
+    ``app:`` and ``user:``, none for the session, and ``temp:`` for the current
+    invocation, which is never stored.
+    """
+
+    app: dict[str, Any] = field(default_factory=dict)
+    user: dict[str, Any] = field(default_factory=dict)
+    session: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def split(cls, state: Mapping[str, Any]) -> ScopedState:
+        """Sort a flat state into its scopes, without ``temp:`` keys."""
+        scopes = cls()
+        for key, value in state.items():
+            if ":" not in key:  # as most are
+                scopes.session[key] = value
+            elif key.startswith(State.APP_PREFIX):
+                scopes.app[key.removeprefix(State.APP_PREFIX)] = value
+            elif key.startswith(State.USER_PREFIX):
+                scopes.user[key.removeprefix(State.USER_PREFIX)] = value
+            elif not key.startswith(State.TEMP_PREFIX):
+                scopes.session[key] = value
+        return scopes
+
+    def merged(self) -> dict[str, Any]:
+        """The flat state that an agent sees: the inverse of :meth:`split`."""
+        return {
+            **self.session,
+            **{State.APP_PREFIX + key: value for key, value in self.app.items()},
+            **{State.USER_PREFIX + key: value for key, value in self.user.items()},
+        }
+
+    def mapped(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> ScopedState:
+        """The same, each scope's part changed."""
+        return ScopedState(*map(change, (self.app, self.user, self.session)))
+
+
+def without_temp(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a flat state or delta that may be stored."""
+    temp = State.TEMP_PREFIX
+    return {key: value for key, value in state.items() if not key.startswith(temp)}
+
+
 class Marker(NamedTuple):
     """Version of a session: the expected revision of its next append, and more.
 
@@ -66,18 +112,16 @@ class Marker(NamedTuple):
     """Whether it ends at some time, so that an append has to ask the server for it."""
 
     def after_append(self) -> Marker:
-        """Return the marker of the session after one append."""
         return self._replace(revision=self.revision + 1)
 
     def describe_change(self, stored: Marker) -> str:
-        """Say, in the middle of a message, what has become of the session since."""
+        """The middle of a sentence about what has become of the session since."""
         if self.create_time != stored.create_time:
             return "it was deleted and created again"
         return f"it went from revision {self.revision} to {stored.revision}"
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Marker:
-        """Return the marker of a stored session."""
         expires = document.get("expire_time") is not None
         revision, create_time = document["revision"], document["create_time"]
         return cls(revision, create_time, document.get("ttl"), expires)
@@ -154,7 +198,7 @@ class Append(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the bytes of the sub-document."""
+        """Size of the encoded event in bytes."""
         return len(self.encoded)
 
 

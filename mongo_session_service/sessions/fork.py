@@ -31,8 +31,12 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.model.metadata import ADK_METADATA, Details, display_name
-from mongo_session_service.model.records import Document, NewSession, SessionKey
-from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.model.records import (
+    Document,
+    NewSession,
+    ScopedState,
+    SessionKey,
+)
 from mongo_session_service.sessions import deletion, history, queries, rewinds
 from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations

@@ -21,9 +21,13 @@ from mongo_session_service.errors import (
     session_not_found_error,
     stale_session_error,
 )
-from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import ADK_METADATA
-from mongo_session_service.model.records import Document, SessionKey, StoredSession
+from mongo_session_service.model.records import (
+    Document,
+    ScopedState,
+    SessionKey,
+    StoredSession,
+)
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.storage.connection import Connection
@@ -36,7 +40,7 @@ def delta_of(event: Document) -> Document:
     try:
         actions = event.get("event", {}).get("actions", {})
         delta = bson_values.decode_value(actions.get("state_delta", {}))
-        return bson_values.encode_fields(scopes.split(delta).session)
+        return bson_values.encode_fields(ScopedState.split(delta).session)
     except (AttributeError, bson_values.UnreadableError):
         id_ = event["_id"]
         where = f"of session {quoted(id_['session_id'])} at revision {id_['revision']}"

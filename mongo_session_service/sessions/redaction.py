@@ -27,13 +27,12 @@ from mongo_session_service.errors import (
     quoted,
     session_not_found_error,
 )
-from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import (
     ADK_METADATA,
     MAX_TITLE,
     display_name,
 )
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import Document, ScopedState, SessionKey
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.model.waiting_calls import REDACTED, WaitingCalls
@@ -392,7 +391,7 @@ async def _find_shared_keys(
         for stored, event in await _find_events(connection, part.key, some, txn):
             actions = {} if is_redacted(event) else stored["event"].get("actions", {})
             delta = bson_values.decode_value(actions.get("state_delta", {}))
-            shared = scopes.split(delta)
+            shared = ScopedState.split(delta)
             for owner, own in zip(states, (shared.app, shared.user), strict=True):
                 keys[owner] |= {
                     name

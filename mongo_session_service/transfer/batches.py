@@ -26,10 +26,10 @@ from mongo_session_service.model.records import (
     Append,
     Document,
     NewSession,
+    ScopedState,
     SessionKey,
     session_key,
 )
-from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import infer_initial_state

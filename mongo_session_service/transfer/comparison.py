@@ -13,14 +13,18 @@ from mongo_session_service.codec.bson_values import decode_value, is_same_value
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError
-from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import (
     DETAILS,
     NO_DETAILS,
     display_name,
     titled,
 )
-from mongo_session_service.model.records import Append, Document, SessionKey
+from mongo_session_service.model.records import (
+    Append,
+    Document,
+    ScopedState,
+    SessionKey,
+)
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.deletion import is_session, remove_expired
 from mongo_session_service.sessions.history import recorded_initial_state
@@ -435,7 +439,7 @@ class _ServiceTarget:
         session = await self._source.load(key)
         if session is None:
             return None, []
-        own = scopes.split(session.state).session
+        own = ScopedState.split(session.state).session
         state, _ = documents.encode_state(own, Owner.of_session(key), NO_HOOKS)
         # Fields that the public methods do not return count as equal.
         document: Document = {

@@ -46,9 +46,13 @@ from mongo_session_service.errors import (
     StorageError,
     TransferError,
 )
-from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import Document, SessionKey, session_key
+from mongo_session_service.model.records import (
+    Document,
+    ScopedState,
+    SessionKey,
+    session_key,
+)
 from mongo_session_service.model.wording import counted, indefinite
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
@@ -516,7 +520,7 @@ class ServiceSource(BaseSource):
                     continue
                 if session is None:
                     continue
-                state = scopes.split(session.state)
+                state = ScopedState.split(session.state)
                 for shared in (
                     SharedState(app_name, None, state.app),
                     SharedState(app_name, key.user_id, state.user),
@@ -562,7 +566,7 @@ class ServiceSource(BaseSource):
         for each in listed.sessions[:1]:
             session = await self.load(SessionKey(app_name, each.user_id, each.id))
             if session is not None:
-                state = scopes.split(session.state)
+                state = ScopedState.split(session.state)
                 return state.app if user_id is None else state.user
         return {}
 

@@ -16,9 +16,7 @@ from support.strategies import identical, states
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.adk_session import mark, to_session
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.model import scopes
-from mongo_session_service.model.records import Marker, SessionKey
-from mongo_session_service.model.scopes import ScopedState, split
+from mongo_session_service.model.records import Marker, ScopedState, SessionKey
 from mongo_session_service.storage import replies
 
 NOW: Final = 5.0
@@ -38,7 +36,7 @@ def listed(own: list[ScopedState], hooks: Hooks) -> list[Session]:
     for user_id, state in zip(USERS, own, strict=True):
         for session_id in "ab":
             key = SessionKey("app", user_id, session_id)
-            flat = scopes.merge(state)
+            flat = state.merged()
             new = documents.encode_new_session(key, flat, NOW, hooks)
             found.append(documents.session_document(new))
         id_ = {"app_name": "app", "user_id": user_id}
@@ -64,7 +62,10 @@ def own_states(draw: st.DrawFn) -> list[ScopedState]:
     """The states of two users and their sessions, and of the app they share."""
     app = draw(states)
     # A session's own key has no prefix of a scope: else it is that scope's.
-    return [ScopedState(app, draw(states), split(draw(states)).session) for _ in USERS]
+    return [
+        ScopedState(app, draw(states), ScopedState.split(draw(states)).session)
+        for _ in USERS
+    ]
 
 
 @pytest.mark.parametrize("hooks", HOOKS)
@@ -78,7 +79,7 @@ def test_a_list_is_as_if_validated(hooks: Hooks, own: list[ScopedState]) -> None
                 "id": session_id,
                 "app_name": "app",
                 "user_id": user_id,
-                "state": scopes.merge(state),
+                "state": state.merged(),
                 "events": [],
                 "last_update_time": NOW,
             }

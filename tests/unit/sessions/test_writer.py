@@ -17,9 +17,9 @@ from mongo_session_service.model.records import (
     Append,
     Marker,
     NewSession,
+    ScopedState,
     SessionKey,
 )
-from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions.batch import (
     BatchRefusedError,
     app_updates,
