@@ -39,6 +39,7 @@ inserted. A single statement is sent by itself, which is faster::
         Delete("partials", partials_of_session(key), many=True),
     )
     (found,) = await storage.commit(Update("sessions", where, change))
+    await storage.commit(*statements, atomic=False)  # not as a transaction
 
 **Run** a transaction only where a read in it decides what it writes. It may be tried
 several times, so ``work`` computes everything afresh. ``tx`` has ``find``,
@@ -121,6 +122,7 @@ from mongo_session_service.storage.transactions import (
     is_alone,
     run_committed,
     write_alone,
+    write_apart,
 )
 from mongo_session_service.storage.translation import (
     TimeLimitError,
@@ -218,18 +220,26 @@ class Storage(Database):
         limit: float | None = None,
         attempts: int | None = None,
         patient: bool = False,
+        atomic: bool = True,
         shielded: bool = True,
     ) -> list[int]:
         """Write statements; return how many documents each has matched or inserted.
 
-        Several are one transaction, a single one is sent by itself. It is given up
+        Several are one transaction, a single one is sent by itself. Unless ``atomic``,
+        several are sent without a transaction, in one unordered command per kind, and
+        some are written if others are refused; so that a process that is killed leaves
+        nothing locked. It is given up
         after ``limit`` seconds, by default ``write_timeout``. Of write conflicts it
         meets ``attempts`` at most, and raises ``LockedError`` at the last; a statement
         by itself waits for the lock. A task of its own, which is cancelled only when
         the event loop ends, need not be ``shielded`` from cancellation.
         """
         if is_alone(statements):
-            writing = self._commit_alone(statements[0], limit, patient=patient)
+            write = partial(_write_one, statements[0])
+            writing = self._alone(write, limit, patient=patient)
+        elif not atomic:
+            write = partial(_write_apart, statements)
+            writing = self._alone(write, limit, patient=patient)
         else:
             write = partial(_write_all, statements)
             writing = self._run(
@@ -364,14 +374,6 @@ class Storage(Database):
         effect = Effect.TRANSACTION if self.has_transactions else Effect.WRITE
         return await repeat(self.client, attempt, effect, patient=patient)
 
-    async def _commit_alone(
-        self, statement: Statement, limit: float | None, *, patient: bool
-    ) -> list[int]:
-        async def write(tx: Transaction) -> list[int]:
-            return [await write_alone(tx, statement)]
-
-        return await self._alone(write, limit, patient=patient)
-
     async def _alone(
         self,
         write: Callable[[Transaction], Awaitable[Result]],
@@ -379,7 +381,7 @@ class Storage(Database):
         *,
         patient: bool,
     ) -> Result:
-        """Write by one statement, outside of transactions."""
+        """Write outside of transactions."""
         seconds = self.write_timeout if limit is None else max(limit, 0.0)
 
         async def attempt() -> Result:
@@ -393,6 +395,14 @@ class Storage(Database):
                 raise NetworkTimeout from None
 
         return await repeat(self.client, attempt, Effect.WRITE, patient=patient)
+
+
+async def _write_one(statement: Statement, tx: Transaction) -> list[int]:
+    return [await write_alone(tx, statement)]
+
+
+async def _write_apart(statements: Sequence[Statement], tx: Transaction) -> list[int]:
+    return await write_apart(tx, statements)
 
 
 async def _write_all(statements: Sequence[Statement], tx: Transaction) -> list[int]:

@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from pymongo import ReadPreference
+from pymongo import (
+    DeleteMany,
+    DeleteOne,
+    InsertOne,
+    ReadPreference,
+    ReplaceOne,
+    UpdateMany,
+    UpdateOne,
+)
 from pymongo.errors import (
     ConfigurationError,
     DuplicateKeyError,
@@ -319,13 +327,56 @@ async def write_alone(tx: Transaction, statement: Statement) -> int:
         deleted: int = (await delete(where, **options)).deleted_count
         return deleted
     change, options = statement.change, {**options, "upsert": statement.upsert}
-    is_whole = isinstance(change, dict) and not next(iter(change)).startswith("$")
-    if is_whole:
+    if _is_whole(change):
         done = await collection.replace_one(where, change, **options)
     else:
         update = collection.update_many if statement.many else collection.update_one
         done = await update(where, change, **options)
     return int(done.matched_count) or int(done.upserted_id is not None)
+
+
+async def write_apart(tx: Transaction, statements: Sequence[Statement]) -> list[int]:
+    """Write statements outside of a transaction, in one command per kind, unordered."""
+    database, options = tx._database, tx._options  # noqa: SLF001  of this file
+    counts: list[int] = []
+    for several in _grouped(statements):
+        if len(several) == 1 and not isinstance(several[0], Insert):
+            counts.append(count := await write_alone(tx, several[0]))
+            if not _is_expected(several[0], count):
+                raise RefusedError
+            continue
+        writes = [write for each in several for write in _bulk_writes(database, each)]
+        collection = database.collection(several[0].collection)
+        done = await collection.bulk_write(writes, ordered=False, **options)
+        found = (
+            done.inserted_count
+            + done.matched_count
+            + done.upserted_count
+            + done.deleted_count
+        )
+        known = [_known_count(each) or 0 for each in several]
+        if found != sum(known):
+            raise RefusedError
+        counts += known
+    return counts
+
+
+def _bulk_writes(database: Database, statement: Statement) -> list[Any]:
+    if isinstance(statement, Insert):
+        return [InsertOne(each) for each in statement.documents]
+    where = database.routed(statement.filter)
+    if isinstance(statement, Delete):
+        return [DeleteMany(where) if statement.many else DeleteOne(where)]
+    change = statement.change
+    if _is_whole(change):
+        return [ReplaceOne(where, change, upsert=statement.upsert)]
+    update = UpdateMany if statement.many else UpdateOne
+    return [update(where, change, upsert=statement.upsert)]
+
+
+def _is_whole(change: Document | Sequence[Document]) -> bool:
+    """Whether an update's change is a document in place of the one that is stored."""
+    return isinstance(change, dict) and not next(iter(change)).startswith("$")
 
 
 def _is_expected(statement: Statement, count: int) -> bool:

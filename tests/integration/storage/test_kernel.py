@@ -89,7 +89,10 @@ async def test_a_batch_is_refused_as_a_whole(storage: Storage) -> None:
     assert await storage.find_one(Query("leases", {"n": 1})) is None
 
 
-async def test_a_commit_counts_what_each_statement_matched(storage: Storage) -> None:
+@pytest.mark.parametrize("atomic", [True, False])
+async def test_a_commit_counts_what_each_statement_matched(
+    storage: Storage, *, atomic: bool
+) -> None:
     """Of updates, deletes and inserts, together or alone."""
     statements = [
         Insert("leases", [{"_id": 100}, {"_id": 101}]),
@@ -99,7 +102,7 @@ async def test_a_commit_counts_what_each_statement_matched(storage: Storage) -> 
         Update("leases", {"_id": -1}, {"$set": {"n": 2}}),
         Delete("leases", {"n": 2}, many=True),
     ]
-    assert await storage.commit(*statements) == [2, 1, 1, 3, 0, 3]
+    assert await storage.commit(*statements, atomic=atomic) == [2, 1, 1, 3, 0, 3]
     assert await storage.commit(Delete("leases", {"_id": {"$lt": 2}}, many=True)) == [2]
     assert await storage.commit(Update("leases", {"_id": 2}, {"n": 5})) == [1]
     assert await storage.find_one(Query("leases", {"_id": 2})) == {"_id": 2, "n": 5}
