@@ -28,7 +28,7 @@ from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.reads import SessionReads
 from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
-from mongo_session_service.sessions.writer import MAX_TRANSACTIONS, Writer
+from mongo_session_service.sessions.writer import Writer
 from mongo_session_service.storage.clocks import LatestWrite, ServerClock
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.connection import Connection
@@ -39,7 +39,6 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.storage.transactions import ClientSessions
 from mongo_session_service.storage.translation import FOREIGN_LOOP
 from mongo_session_service.storage.uri import ConnectionSettings, open_client
 
@@ -66,8 +65,6 @@ class Backend:
     writer: Writer
     appender: Appender
     sweep: Sweep
-    client_sessions: ClientSessions
-    """The client sessions of its writer's transactions."""
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
     stage: Stage = Stage.OPENED
@@ -284,15 +281,13 @@ class Backends:
             )
             connection.has_event_index = EVENT_ONCE.name not in self._missing
             reads = SessionReads(connection, self._read_cache)
-            client_sessions = ClientSessions(connection, MAX_TRANSACTIONS)
-            writer = Writer(connection, BatchStore(connection, client_sessions))
+            writer = Writer(connection, BatchStore(connection))
             entry = Backend(
                 connection=connection,
                 reads=reads,
                 writer=writer,
                 appender=Appender(connection, reads, writer),
                 sweep=Sweep(connection, self._sweeps),
-                client_sessions=client_sessions,
                 keeper=keeper,
             )
             self.opened[loop] = entry
@@ -365,7 +360,7 @@ async def _finish_writes(entry: Backend) -> None:
     """Finish the writes under way, which need the client."""
     await entry.sweep.stop()
     await entry.writer.settled()
-    await entry.client_sessions.end_all()
+    await entry.connection.client_sessions.end_all()
 
 
 async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from pymongo.errors import NetworkTimeout, PyMongoError
 
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
@@ -33,7 +31,7 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.details import ANNOUNCED, announce_details
+from mongo_session_service.sessions.details import ANNOUNCED, details_announcement
 from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
     TURN_FIRST_REVISION,
@@ -45,37 +43,29 @@ from mongo_session_service.sessions.reads import (
     find_session_document,
 )
 from mongo_session_service.sessions.waiting_log import waiting_after_batch
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.transactions import (
-    ClientSessions,
-    Txn,
-    run_transaction,
-    run_write,
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import (
+    Insert,
+    Query,
+    RefusedError,
+    Statement,
+    Update,
 )
-from mongo_session_service.storage.translation import (
-    is_duplicate_key,
-    reporting_unknown_outcome,
-)
+from mongo_session_service.storage.transactions import Transaction
 
 
-class BatchRefusedError(Exception):
-    """A session is not as expected, or something is stored; nothing was written."""
-
-
-def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
+def is_one_document(write: Append | NewSession) -> bool:
     """Tell whether a write changes one document alone, and needs no transaction."""
     if not isinstance(write, NewSession):
         return False
-    return not (
-        write.delta.app or write.delta.user or documents.has_initial_document(write)
-    )
+    return not (write.delta.app or write.delta.user or has_initial_document(write))
 
 
 class BatchStore:
-    """Stores batches in a connection's database."""
+    """Stores batches in a database."""
 
-    def __init__(self, connection: Connection, client_sessions: ClientSessions) -> None:
-        self._connection, self._client_sessions = connection, client_sessions
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
     async def commit_batch(
         self,
@@ -91,137 +81,48 @@ class BatchStore:
         another transaction holds a document; then it raises ``LockedError``. A lone new
         session is stored without a transaction: it takes one round trip, but waits for
         as long as another transaction holds it. If a session is not as expected, or
-        something is stored already, it raises ``BatchRefusedError``. Then nothing was
+        something is stored already, it raises ``RefusedError``. Then nothing was
         written; of several writes others may succeed alone, of a single one
         :meth:`judge_refused` tells more.
         """
-        connection = self._connection
-        try:
-            if not (connection.has_transactions and connection.has_event_index):
-                await self._refuse_known_events(planned)
-            first, *others = (each.write for each in planned)
-            alone = (is_lone or not connection.has_transactions) and not others
-            if alone and is_one_document(first):
-                await self._insert_alone(first, limit)
-            else:
-                write = partial(self._write_statements, planned)
-                async with self._client_sessions.borrow() as session:
-                    await run_transaction(
-                        connection,
-                        write,
-                        limit=limit,
-                        attempts=attempts,
-                        session=session,
-                    )
-        except PyMongoError as error:
-            if is_duplicate_key(error):
-                raise BatchRefusedError from None
-            raise
-        database = self._connection.database.name
-        telemetry.record_size(telemetry.BATCH_SIZES, database, len(planned))
-
-    async def _insert_alone(self, new: NewSession, limit: float) -> None:
-        """Store a session that sets nothing but its own state."""
-        connection = self._connection
-        document = documents.session_document(new)
-        with reporting_unknown_outcome():
-            try:
-                async with asyncio.timeout(limit):
-                    if connection.has_transactions:
-                        insert = connection.sessions.insert_one
-                        await connection.write_in_client_session(
-                            lambda txn: insert(document, session=txn)
-                        )
-                    else:
-                        await connection.sessions.insert_one(document)
-            except TimeoutError:
-                raise NetworkTimeout from None
-
-    async def _write_statements(
-        self, planned: Sequence[PlannedWrite], txn: Txn
-    ) -> None:
-        created = [it.write for it in planned if isinstance(it.write, NewSession)]
-        appends = [it.write for it in planned if isinstance(it.write, Append)]
-        # Shared state ends as the last append has it, which is what subscribers who
-        # see the events receive.
-        writes: list[Append | NewSession] = [*created, *appends]
-        await self._insert(
-            self._connection.sessions, map(documents.session_document, created), txn
-        )
-        apart = initial_updates(created)
-        await self._update(self._connection.events, apart, txn, upsert=True)
-        waiting = await waiting_after_batch(self._connection, planned, txn)
-        alive = queries.alive_filter(self._connection)
-        updates = session_updates(planned, waiting, alive)
-        if await self._update(self._connection.sessions, updates, txn) != len(updates):
-            raise BatchRefusedError
-        events = (
-            documents.event_document(
-                it.write,
-                it.expected.revision + 1,
-                encoded=txn is not None,
-                waiting=waiting.get((it.write.key, it.expected.revision + 1)),
+        storage = self._storage
+        if not (storage.has_transactions and storage.has_event_index):
+            await self._refuse_known_events(planned)
+        most = None if is_lone or not storage.has_transactions else attempts
+        if any(map(_needs_session, planned)):
+            write = partial(self._write_with_sessions, planned)
+            kept = storage.client_sessions
+            await storage.run(
+                write, limit=limit, attempts=most, kept=kept, shielded=False
             )
-            for it in planned
-            if isinstance(it.write, Append)
-        )
-        await self._insert(self._connection.events, events, txn)
-        renamed = {each.key for each in appends if each.title is not NOT_GIVEN}
-        for key in renamed if txn else ():
-            connection, fields = self._connection, dict.fromkeys(ANNOUNCED, 1)
-            found = await connection.sessions.find_one(
-                {"_id": key.id}, fields, session=txn
+        else:
+            statements = batch_statements(storage, planned, {})
+            await storage.commit(
+                *statements, limit=limit, attempts=most, shielded=False
             )
-            await announce_details(connection, found, txn)
-        await self._update(
-            self._connection.user_states, user_updates(writes), txn, upsert=True
-        )
-        # Last, since all users of an app meet here: what is locked late is free soon.
-        await self._update(
-            self._connection.app_states, app_updates(writes), txn, upsert=True
+        telemetry.record_size(
+            telemetry.BATCH_SIZES, storage.database.name, len(planned)
         )
 
-    async def _insert(
-        self, collection: Any, inserted: Iterable[Document], txn: Txn
+    async def _write_with_sessions(
+        self, planned: Sequence[PlannedWrite], tx: Transaction
     ) -> None:
-        several = list(inserted)
-        if txn is None:
-            for document in several:
-                await collection.insert_one(document)
-        elif several:
-            command = {"insert": collection.name, "documents": several}
-            await run_write(self._connection, command, txn)
-
-    async def _update(
-        self,
-        collection: Any,
-        updates: list[DocumentUpdate],
-        txn: Txn,
-        *,
-        upsert: bool = False,
-    ) -> int:
-        """Update documents; return how many were found or inserted."""
-        if txn is None:
-            found = 0
-            for update in updates:
-                result = await collection.update_one(*update, upsert=upsert)
-                found += result.matched_count
-            return found
-        if not updates:
-            return 0
-        statements = [
-            {"q": wanted, "u": fastest_update(change), "upsert": upsert}
-            for wanted, change in updates
-        ]
-        command = {"update": collection.name, "updates": statements}
-        return await run_write(self._connection, command, txn)
+        """Write a batch whose statements depend on what its sessions hold."""
+        storage = self._storage
+        waiting = await waiting_after_batch(storage, planned, tx)
+        await tx.write(*batch_statements(storage, planned, waiting))
+        renamed = {it.write.key for it in planned if _renames(it.write)}
+        for key in renamed if storage.has_transactions else ():
+            query = Query("sessions", {"_id": key.id}, fields=ANNOUNCED)
+            if found := await tx.find_one(query):
+                await tx.write(*details_announcement(found))
 
     async def _refuse_known_events(self, planned: Sequence[PlannedWrite]) -> None:
         for write in (each.write for each in planned):
             if isinstance(write, Append) and await find_event_document(
-                self._connection, write.key, write.event["id"]
+                self._storage, write.key, write.event["id"]
             ):
-                raise BatchRefusedError
+                raise RefusedError
 
     async def judge_refused(
         self, planned: PlannedWrite, *, limit: float, may_retry: bool
@@ -237,16 +138,14 @@ class BatchStore:
         if isinstance(write, NewSession):
             raise session_exists_error(write.key.session_id)
 
-        async def find(txn: Txn) -> tuple[Document, Document | None]:
-            session = await find_session_document(self._connection, write.key, txn)
-            event = await find_event_document(
-                self._connection, write.key, write.event["id"], txn
-            )
+        async def find(tx: Transaction) -> tuple[Document, Document | None]:
+            session = await find_session_document(self._storage, write.key, tx)
+            event = await find_event_document(tx, write.key, write.event["id"])
             return session, event
 
         # A primary may show what it has not replicated, and lose it when it is deposed.
         # What a transaction has read is on a majority once it is committed.
-        session, stored = await run_transaction(self._connection, find, limit=limit)
+        session, stored = await self._storage.run(find, limit=limit)
         marker = Marker.of(session)
         if stored is None:
             turn = session.get("turn", {})
@@ -256,15 +155,81 @@ class BatchStore:
             seen = marker._replace(ttl=expected.ttl, expires=expected.expires)
             if may_retry and expected == seen:
                 return marker, None
-            database = self._connection.database.name
+            database = self._storage.database.name
             telemetry.count(telemetry.STALE_APPENDS, database)
             raise stale_session_error(
                 write.key.session_id, expected.describe_change(marker)
             )
-        if not documents.is_same_event(write, stored["event"], self._connection.hooks):
+        if not documents.is_same_event(write, stored["event"], self._storage.hooks):
             which = f"Another event with id {quoted(write.event['id'])}"
             raise AlreadyExistsError(f"{which} already exists.")
         return marker, stored["_id"]["revision"]
+
+
+def _renames(write: Append | NewSession) -> bool:
+    return isinstance(write, Append) and write.title is not NOT_GIVEN
+
+
+def _needs_session(planned: PlannedWrite) -> bool:
+    """Tell whether what a write stores depends on what its session holds."""
+    write = planned.write
+    return isinstance(write, Append) and (write.waiting.has_effect or _renames(write))
+
+
+def batch_statements(
+    storage: Storage,
+    planned: Sequence[PlannedWrite],
+    waiting: Mapping[tuple[SessionKey, int], Document],
+) -> list[Statement]:
+    """Build the statements of a batch.
+
+    Given are the fields of what waits after an append, if it changes that, by its
+    session and revision.
+    """
+    created = [it.write for it in planned if isinstance(it.write, NewSession)]
+    appends = [
+        (it.write, it.expected.revision + 1)
+        for it in planned
+        if isinstance(it.write, Append)
+    ]
+    # Shared state ends as the last append has it, which is what subscribers who see the
+    # events receive.
+    writes: list[Append | NewSession] = [*created, *(append for append, _ in appends)]
+    statements: list[Statement] = []
+    # Where there are no transactions, there may be neither pipelines nor raw BSON.
+    is_real = storage.has_transactions
+    fastest = fastest_update if is_real else lambda change: change
+
+    def upserts(collection: str, updates: Iterable[DocumentUpdate]) -> list[Update]:
+        return [
+            Update(collection, where, fastest(change), upsert=True)
+            for where, change in updates
+        ]
+
+    if created:
+        new = [documents.session_document(each) for each in created]
+        statements.append(Insert("sessions", new))
+        statements += upserts("events", initial_updates(created))
+    if appends:
+        alive = queries.alive_filter(storage)
+        statements += [
+            Update("sessions", where, fastest(change), expected=1)
+            for where, change in session_updates(planned, waiting, alive)
+        ]
+        events = [
+            documents.event_document(
+                append,
+                revision,
+                encoded=is_real,
+                waiting=waiting.get((append.key, revision)),
+            )
+            for append, revision in appends
+        ]
+        statements.append(Insert("events", events))
+    statements += upserts("user_states", user_updates(writes))
+    # Last, since all users of an app meet here: what is locked late is free soon.
+    statements += upserts("app_states", app_updates(writes))
+    return statements
 
 
 class DocumentUpdate(NamedTuple):

@@ -38,10 +38,11 @@ from mongo_session_service.sessions.read_cache import (
 )
 from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.cooperative import in_slices, with_gc_paused
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.replies import Encoded, decode_documents
 from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.storage.tasks import background
-from mongo_session_service.storage.transactions import Txn
+from mongo_session_service.storage.transactions import Transaction
 
 _KEYS_AT_ONCE: Final = 1000
 """Sessions whose shared state is read at once: a command holds 16 MB of their ids."""
@@ -50,23 +51,19 @@ _HEADS: Final = 3
 
 
 async def find_event_document(
-    connection: Connection, key: SessionKey, event_id: str, txn: Txn = None
+    storage: Storage | Transaction, key: SessionKey, event_id: str
 ) -> Document | None:
     """Find the event document of a session by the event's id."""
-    query = queries.event_by_id(key, event_id)
-    found: Document | None = await connection.events.find_one(query, session=txn)
-    return found
+    return await storage.find_one(Query("events", queries.event_by_id(key, event_id)))
 
 
 async def find_session_document(
-    connection: Connection, key: SessionKey, txn: Txn = None
+    storage: Storage, key: SessionKey, tx: Transaction | None = None
 ) -> Document:
     """Find a session's document, without state, or raise ``SessionNotFoundError``."""
-    found: Document | None = await connection.sessions.find_one(
-        {"_id": key.id, **queries.writable_filter(connection)},
-        {"state": 0},
-        session=txn,
-    )
+    where = {"_id": key.id, **queries.writable_filter(storage)}
+    query = Query("sessions", where, without=("state",))
+    found = await (tx or storage).find_one(query)
     if found is None:
         raise session_not_found_error(key.session_id)
     return found

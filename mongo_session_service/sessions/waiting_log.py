@@ -37,7 +37,9 @@ from mongo_session_service.model.waiting_calls import (
 from mongo_session_service.sessions import event_log, queries, rewinds
 from mongo_session_service.sessions.rewinds import LogAtRevision
 from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.transactions import Txn
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.transactions import Transaction
 
 WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
 
@@ -104,7 +106,7 @@ async def waiting_after(
 
 
 async def waiting_after_batch(
-    connection: Connection, planned: Iterable[PlannedWrite], txn: Txn
+    storage: Storage, planned: Iterable[PlannedWrite], tx: Transaction
 ) -> dict[tuple[SessionKey, int], Document]:
     """Encode what waits after each append of a batch that changes it."""
     appends: dict[SessionKey, list[tuple[int, Append]]] = {}
@@ -119,15 +121,13 @@ async def waiting_after_batch(
     ]
     if not ids:
         return {}
-    wanted = connection.routed({"_id": {"$in": ids}})
-    fields = dict.fromkeys(WAITING_HEAD, 1)
-    sessions = connection.sessions.find(wanted, fields, session=txn)
+    query = Query("sessions", {"_id": {"$in": ids}}, fields=WAITING_HEAD)
     found: dict[tuple[SessionKey, int], Document] = {}
-    for session in await sessions.to_list(None):
+    for session in await tx.find(query):
         key = SessionKey(**session["_id"])
         # If it is at another revision, the batch is going to be refused.
         if session.get("revision") == appends[key][0][0] - 1:
-            after = await waiting_after(connection, session, appends[key])
+            after = await waiting_after(storage, session, appends[key])
             found |= {(key, revision): it for revision, it in after.items()}
     return found
 

@@ -33,14 +33,10 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, Marker, NewSession, PlannedWrite
-from mongo_session_service.sessions.batch import (
-    BatchRefusedError,
-    BatchStore,
-    is_one_document,
-)
+from mongo_session_service.sessions.batch import BatchStore, is_one_document
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
 from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.statements import LockedError
+from mongo_session_service.storage.statements import LockedError, RefusedError
 from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
 
 MAX_WRITES: Final = 128
@@ -414,10 +410,9 @@ class Writer:
         _plan(part)
         limit = min(each.deadline for each in part) - monotonic()
         try:
-            async with self._connection.translating_errors():
-                await self._store.commit_batch(
-                    part, limit=limit, attempts=attempts, is_lone=is_lone
-                )
+            await self._store.commit_batch(
+                part, limit=limit, attempts=attempts, is_lone=is_lone
+            )
         except Exception as error:  # noqa: BLE001  as above
             return error
         return None
@@ -437,7 +432,7 @@ class Writer:
         if isinstance(error, StorageUnavailableError):
             return self._give_up(part, error)
         (queued,) = part
-        if isinstance(error, BatchRefusedError):
+        if isinstance(error, RefusedError):
             return await self._settle_refused(queued)
         is_large = isinstance(error, DocumentTooLargeError)
         queued.answer_caller(outgrown_error(queued.write) if is_large else error)
@@ -447,10 +442,9 @@ class Writer:
         """End a write that expected what is not so, or return it to be tried again."""
         limit, may_retry = queued.deadline - monotonic(), queued.retries > 0
         try:
-            async with self._connection.translating_errors():
-                marker, revision = await self._store.judge_refused(
-                    queued, limit=limit, may_retry=may_retry
-                )
+            marker, revision = await self._store.judge_refused(
+                queued, limit=limit, may_retry=may_retry
+            )
         except StorageUnavailableError as failure:
             return self._give_up([queued], failure)
         except Exception as reason:  # noqa: BLE001  as above

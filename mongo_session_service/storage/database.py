@@ -133,7 +133,10 @@ class Database:
         out there.
         """
         ids = filter_.get("_id")
-        if not self.is_sharded or not isinstance(ids, dict):
+        # One _id holds the fields; to look for a mongos takes longer.
+        if not isinstance(ids, dict) or not next(iter(ids)).startswith("$"):
+            return filter_
+        if not self.is_sharded:
             return filter_
         return {**filter_, **_common_fields(ids)}
 

@@ -119,6 +119,7 @@ from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.transactions import (
     ClientSessions,
     Transaction,
+    commands_of,
     is_alone,
     run_committed,
     write_alone,
@@ -228,22 +229,26 @@ class Storage(Database):
         Several are one transaction, a single one is sent by itself. Unless ``atomic``,
         several are sent without a transaction, in one unordered command per kind, and
         some are written if others are refused; so that a process that is killed leaves
-        nothing locked. It is given up
-        after ``limit`` seconds, by default ``write_timeout``. Of write conflicts it
-        meets ``attempts`` at most, and raises ``LockedError`` at the last; a statement
-        by itself waits for the lock. A task of its own, which is cancelled only when
-        the event loop ends, need not be ``shielded`` from cancellation.
+        nothing locked.
+
+        It is given up after ``limit`` seconds, by default ``write_timeout``. Of write
+        conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the last;
+        without that, a statement by itself waits for the lock. A task of its own, which
+        is cancelled only when the event loop ends, need not be ``shielded`` from that.
         """
-        if is_alone(statements):
+        if attempts is None and is_alone(statements):
             write = partial(_write_one, statements[0])
             writing = self._alone(write, limit, patient=patient)
         elif not atomic:
             write = partial(_write_apart, statements)
             writing = self._alone(write, limit, patient=patient)
         else:
-            write = partial(_write_all, statements)
             writing = self._run(
-                write, limit, attempts=attempts, patient=patient, is_kept=True
+                _writing(self, statements),
+                limit,
+                attempts=attempts,
+                patient=patient,
+                kept=self.client_sessions,
             )
         return await (uninterrupted(writing) if shielded else writing)
 
@@ -254,15 +259,18 @@ class Storage(Database):
         limit: float | None = None,
         attempts: int | None = None,
         patient: bool = False,
+        kept: ClientSessions | None = None,
+        shielded: bool = True,
     ) -> Result:
         """Run ``work`` as one transaction, on a majority when this returns.
 
         It may be called again, so it computes everything afresh. The transaction is
         given up after ``limit`` seconds, as ``TooLateError``, by default after
-        ``write_timeout``.
+        ``write_timeout``. It runs in one of the client sessions that are ``kept``, if
+        one is idle. For the rest see :meth:`commit`.
         """
-        running = self._run(work, limit, attempts=attempts, patient=patient)
-        return await uninterrupted(running)
+        running = self._run(work, limit, attempts=attempts, patient=patient, kept=kept)
+        return await (uninterrupted(running) if shielded else running)
 
     async def find_and_update(
         self,
@@ -349,22 +357,21 @@ class Storage(Database):
         *,
         attempts: int | None = None,
         patient: bool = False,
-        is_kept: bool = False,
+        kept: ClientSessions | None = None,
     ) -> Result:
         seconds = self.write_timeout if limit is None else max(limit, 0.0)
 
         async def attempt() -> Result:
             if not self.has_transactions:
                 return await work(Transaction(self, None))
-            lending = self.client_sessions.borrow() if is_kept else nullcontext()
             try:
-                async with lending as kept:
+                async with kept.borrow() if kept else nullcontext() as session:
                     return await run_committed(
                         self,
                         lambda session: work(Transaction(self, session)),
                         seconds,
                         attempts,
-                        kept,
+                        session,
                     )
             except TimeLimitError as error:
                 if limit is None:
@@ -405,5 +412,11 @@ async def _write_apart(statements: Sequence[Statement], tx: Transaction) -> list
     return await write_apart(tx, statements)
 
 
-async def _write_all(statements: Sequence[Statement], tx: Transaction) -> list[int]:
-    return await tx.write(*statements)
+def _writing(
+    database: Database, statements: Sequence[Statement]
+) -> Callable[[Transaction], Awaitable[list[int]]]:
+    """What writes statements in each attempt of a transaction."""
+    if not database.has_transactions:
+        return lambda tx: tx.write(*statements)
+    commands = commands_of(database, statements)
+    return lambda tx: tx.execute(commands)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mongo_session_service.errors import StorageError, StorageUnavailableError
 
@@ -58,16 +58,14 @@ class Query:
         return replace(self, filter={**self.filter, "_id": {**ids, side: id_}})
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+class Insert(NamedTuple):
     """Insert documents, which may be encoded already."""
 
     collection: str
     documents: Sequence[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """Change documents."""
 
     collection: str
@@ -81,8 +79,7 @@ class Update:
     """How many must match, or nothing of the batch is written; None for any number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(NamedTuple):
     """Delete documents."""
 
     collection: str
@@ -96,12 +93,12 @@ class Delete:
 Statement: TypeAlias = Insert | Update | Delete
 
 
-class DuplicateError(StorageError):
-    """Something with the key of an inserted document is stored; nothing was written."""
-
-
 class RefusedError(StorageError):
     """A statement did not match as many documents as expected; nothing was written."""
+
+
+class DuplicateError(RefusedError):
+    """Something with the key of an inserted document is stored; nothing was written."""
 
 
 class LockedError(StorageUnavailableError):

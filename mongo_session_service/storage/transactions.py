@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from pymongo import (
     DeleteMany,
@@ -277,26 +277,26 @@ class Transaction:
 
     async def write(self, *statements: Statement) -> list[int]:
         """Write statements in order; return how many documents each has matched."""
+        if self.client_session is not None:
+            return await self.execute(commands_of(self._database, statements))
         counts: list[int] = []
-        if self.client_session is None:
-            for each in statements:
-                counts.append(count := await write_alone(self, each))
-                if not _is_expected(each, count):
-                    raise RefusedError
-            return counts
-        database = self._database
-        for several in _grouped(statements):
-            command = _command(database, several)
-            count = await run_write(database, command, self.client_session)
-            if len(several) == 1:
+        for each in statements:
+            counts.append(count := await write_alone(self, each))
+            if not _is_expected(each, count):
+                raise RefusedError
+        return counts
+
+    async def execute(self, commands: Iterable[_Command]) -> list[int]:
+        """Execute commands, and return the counts of their statements."""
+        counts: list[int] = []
+        for command, _, expected in commands:
+            count = await run_write(self._database, command, self.client_session)
+            if expected is None:
                 counts.append(count)
-                if not _is_expected(several[0], count):
-                    raise RefusedError
-            else:
-                expected = [_known_count(each) or 0 for each in several]
-                if count != sum(expected):
-                    raise RefusedError
+            elif count == sum(expected):
                 counts += expected
+            else:
+                raise RefusedError
         return counts
 
     @property
@@ -339,11 +339,9 @@ async def write_apart(tx: Transaction, statements: Sequence[Statement]) -> list[
     """Write statements outside of a transaction, in one command per kind, unordered."""
     database, options = tx._database, tx._options  # noqa: SLF001  of this file
     counts: list[int] = []
-    for several in _grouped(statements):
-        if len(several) == 1 and not isinstance(several[0], Insert):
-            counts.append(count := await write_alone(tx, several[0]))
-            if not _is_expected(several[0], count):
-                raise RefusedError
+    for _, several, expected in commands_of(database, statements):
+        if expected is None:
+            counts.append(await write_alone(tx, several[0]))
             continue
         writes = [write for each in several for write in _bulk_writes(database, each)]
         collection = database.collection(several[0].collection)
@@ -354,10 +352,9 @@ async def write_apart(tx: Transaction, statements: Sequence[Statement]) -> list[
             + done.upserted_count
             + done.deleted_count
         )
-        known = [_known_count(each) or 0 for each in several]
-        if found != sum(known):
+        if found != sum(expected):
             raise RefusedError
-        counts += known
+        counts += expected
     return counts
 
 
@@ -393,43 +390,54 @@ def _known_count(statement: Statement) -> int | None:
     return statement.expected
 
 
-def _grouped(statements: Iterable[Statement]) -> list[list[Statement]]:
-    """Group statements that one command can write, whose counts are known."""
-    groups: list[list[Statement]] = []
+class _Command(NamedTuple):
+    """A command that writes statements, alike or one, of one collection."""
+
+    command: dict[str, Any]
+    statements: list[Statement]
+    counts: list[int] | None
+    """How many documents each matches, or it is refused; None for any, of one."""
+
+
+def commands_of(database: Database, statements: Iterable[Statement]) -> list[_Command]:
+    """Join statements that follow each other, and whose counts are known."""
+    commands: list[_Command] = []
     before: object = None
     for each in statements:
-        kind: object = (type(each), each.collection)
-        if _known_count(each) is None:
-            kind = None
-        if kind is not None and kind == before:
-            groups[-1].append(each)
+        verb, items, part = _VERBS[type(each)]
+        kind, count = (verb, each.collection), _known_count(each)
+        parts = part(database, each)
+        if kind == before and count is not None:
+            joined = commands[-1]
+            joined.command[items] += parts
+            joined.statements.append(each)
+            joined.counts.append(count)  # type: ignore[union-attr]
         else:
-            groups.append([each])
-        before = kind
-    return groups
+            command = {verb: database.prefix + each.collection, items: parts}
+            counts = None if count is None else [count]
+            commands.append(_Command(command, [each], counts))
+        before = None if count is None else kind
+    return commands
 
 
-def _command(database: Database, statements: list[Statement]) -> dict[str, Any]:
-    name = database.prefix + statements[0].collection
-    if isinstance(statements[0], Insert):
-        documents = [it for each in statements for it in each.documents]  # type: ignore[union-attr]
-        return {"insert": name, "documents": documents}
-    if isinstance(statements[0], Delete):
-        deletes = [
-            {"q": database.routed(each.filter), "limit": 0 if each.many else 1}  # type: ignore[union-attr]
-            for each in statements
-        ]
-        return {"delete": name, "deletes": deletes}
-    updates = [
-        {
-            "q": database.routed(each.filter),  # type: ignore[union-attr]
-            "u": each.change,  # type: ignore[union-attr]
-            "upsert": each.upsert,  # type: ignore[union-attr]
-            "multi": each.many,  # type: ignore[union-attr]
-        }
-        for each in statements
-    ]
-    return {"update": name, "updates": updates}
+def _update_part(database: Database, update: Update) -> list[Document]:
+    part: Document = {"q": database.routed(update.filter), "u": update.change}
+    if update.upsert:
+        part["upsert"] = True
+    if update.many:
+        part["multi"] = True
+    return [part]
+
+
+def _delete_part(database: Database, delete: Delete) -> list[Document]:
+    return [{"q": database.routed(delete.filter), "limit": 0 if delete.many else 1}]
+
+
+_VERBS: Final[dict[type, tuple[str, str, Any]]] = {
+    Insert: ("insert", "documents", lambda _, insert: [*insert.documents]),
+    Update: ("update", "updates", _update_part),
+    Delete: ("delete", "deletes", _delete_part),
+}
 
 
 class ClientSessions:

@@ -178,7 +178,7 @@ class Turn:
                 self._lease = Lease(
                     connection, connection.sessions.name, self.key.id, "turn."
                 )
-                self._client_sessions = backend.client_sessions
+                self._client_sessions = backend.connection.client_sessions
                 self._line = backend.part(WaitingLine, connection)
                 try:
                     session = await self._begin_turn(backend)

@@ -13,7 +13,7 @@ from google.adk.events import Event
 
 from mongo_session_service import Change, MongoSessionService
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions.batch import BatchStore
+from mongo_session_service.storage.transactions import Transaction
 from support.one_session import IDS
 
 LIMITS = Limits(lease_seconds=2.0, lease_renewal_seconds=0.5)
@@ -60,13 +60,14 @@ def stop_in_append(uri: str, database: str, pipe: Connection) -> None:
 def before_commits(act: Callable[[], Awaitable[None]]) -> None:
     """Have this process do something between the writes of a batch and its commit."""
     # There is nothing else between the two.
-    write = BatchStore._write_statements  # noqa: SLF001
+    execute = Transaction.execute
 
-    async def write_and_act(store: BatchStore, *args: Any) -> None:
-        await write(store, *args)
+    async def execute_and_act(tx: Transaction, commands: Any) -> list[int]:
+        counts = await execute(tx, commands)
         await act()
+        return counts
 
-    BatchStore._write_statements = write_and_act  # type: ignore[method-assign]  # noqa: SLF001
+    Transaction.execute = execute_and_act  # type: ignore[method-assign]
 
 
 async def die() -> None:

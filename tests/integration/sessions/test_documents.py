@@ -15,6 +15,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.snapshots import query_stages
 
 KEY = SessionKey("my_app", "user-1", "s")
 
@@ -206,7 +207,7 @@ async def test_recent_events_are_read_without_sorting(
         {
             "explain": {
                 "aggregate": "events",
-                "pipeline": wanted.stages(place),
+                "pipeline": query_stages(place, wanted),
                 "cursor": {},
             },
             "verbosity": "executionStats",

@@ -20,6 +20,7 @@ from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.sessions import search
 from mongo_session_service.sessions.search import PagePosition, new_search
+from mongo_session_service.storage.snapshots import query_stages
 
 MOMENT = 1.8e9
 PLACE: Any = SimpleNamespace(routed=lambda filter_: filter_)
@@ -105,7 +106,9 @@ def test_a_page_costs_what_it_shows(
             "app", **wanted, where=None, newest_first=newest_first, hooks=NO_HOOKS
         )
         place = PagePosition(MOMENT + after // 3, "bob", f"s{after}") if after else None
-        stages = found.page_query(place, 6, MOMENT, with_state=False).stages(PLACE)
+        stages = query_stages(
+            PLACE, found.page_query(place, 6, MOMENT, with_state=False)
+        )
 
         shape, indexes, stats = explained(admin, database, stages)
 
@@ -125,7 +128,7 @@ async def test_a_state_key_can_have_an_index(
     found = new_search(
         "app", None, None, None, {"n": 3}, newest_first=True, hooks=NO_HOOKS
     )
-    stages = found.page_query(None, 6, MOMENT, with_state=True).stages(PLACE)
+    stages = query_stages(PLACE, found.page_query(None, 6, MOMENT, with_state=True))
 
     _, indexes, _ = explained(sessions, database, stages)
 

@@ -145,7 +145,7 @@ SENT: dict[Case, list[str]] = {
     create: ["insert", "update", "commitTransaction", "aggregate"],
     create_plain: ["insert"],
     append: ["commitTransaction"],
-    append_without_marker: ["find"],
+    append_without_marker: ["aggregate"],
     append_again: ["abortTransaction", "find"],
     append_to_stale: ["abortTransaction", "find", "commitTransaction"],
     update: ["update", "commitTransaction"],

@@ -27,8 +27,8 @@ from mongo_session_service import (
     MongoSessionServiceError,
 )
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.storage import lease
+from mongo_session_service.storage.transactions import Transaction
 
 BRIEF = 0.6
 """Seconds until a turn is lost that is not renewed."""
@@ -193,16 +193,17 @@ async def test_a_writer_whose_transaction_was_ended_goes_on(
     await service.create_session(**IDS)
     other = await service.create_session(app_name="app", user_id="user")
     is_written, may_commit = asyncio.Event(), asyncio.Event()
-    write = BatchStore._write_statements  # noqa: SLF001  what comes before the commit
+    execute = Transaction.execute  # which comes before the commit
 
-    async def pause(store: BatchStore, *args: Any) -> None:
-        await write(store, *args)
+    async def pause(tx: Transaction, commands: Any) -> list[int]:
+        counts = await execute(tx, commands)
         monkeypatch.undo()
         is_written.set()
         await may_commit.wait()
+        return counts
 
     async with service.turn(**IDS) as session:
-        monkeypatch.setattr(BatchStore, "_write_statements", pause)
+        monkeypatch.setattr(Transaction, "execute", pause)
         appending = asyncio.create_task(
             service.append_event(session, Event(author="slow"))
         )

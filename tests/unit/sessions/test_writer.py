@@ -21,7 +21,6 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions.batch import (
-    BatchRefusedError,
     app_updates,
     session_updates,
     user_updates,
@@ -34,7 +33,7 @@ from mongo_session_service.sessions.writer import (
     MIN_HALF,
     Writer,
 )
-from mongo_session_service.storage.transactions import LockedError
+from mongo_session_service.storage.statements import LockedError, RefusedError
 
 
 class Session:
@@ -267,7 +266,7 @@ async def test_an_append_that_is_tried_again_is_not_overtaken() -> None:
 
     async def meet(ids: list[str]) -> None:
         if len(ids) > 2:
-            raise BatchRefusedError
+            raise RefusedError
         if "late" in ids:
             await asyncio.sleep(2 * SOON)
             raise StorageUnavailableError("too late")
