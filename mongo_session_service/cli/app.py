@@ -37,7 +37,7 @@ from mongo_session_service.cli.server_commands import (
     setup,
     shard,
 )
-from mongo_session_service.cli.terminal import DEBUG_HINT, kept_option, printable
+from mongo_session_service.cli.terminal import DEBUG_HINT, Given, given, printable
 from mongo_session_service.cli.transfer_commands import export_, import_, verify_
 from mongo_session_service.cli.turn_commands import turns
 
@@ -104,11 +104,11 @@ class _Application(click.Group):
         except (click.exceptions.Exit, BrokenPipeError):
             raise
         except click.ClickException as error:
-            if kept_option(ctx, "debug") and error.__cause__ is not None:
+            if given().debug and error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)
             raise _without_password(error) from None
         except Exception as error:  # noqa: BLE001  a command's last resort
-            if kept_option(ctx, "debug"):
+            if given().debug:
                 traceback.print_exc()
             raise click.ClickException(_in_one_line(error)) from None
         if is_complete is False:
@@ -151,7 +151,8 @@ def _in_one_line(error: Exception) -> str:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Inspects and manages ADK sessions stored in MongoDB.
 
     \b
@@ -160,6 +161,7 @@ def main() -> None:
       mongo-session-service sessions
       mongo-session-service watch
     """
+    context.obj = Given()
     if isinstance(sys.stdout, TextIOWrapper):
         # A locale may not have every character.
         sys.stdout.reconfigure(errors="backslashreplace")

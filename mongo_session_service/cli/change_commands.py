@@ -50,7 +50,7 @@ _SESSIONS_PER_PAGE: Final = 1000
 @options.as_json
 @options.with_address
 async def set_session(
-    address: options.ServiceAddress, ids: tuple[str, str, str], **given: Any
+    address: options.ServiceAddress, app: str, user: str, session: str, **given: Any
 ) -> None:
     """Changes a session's title, labels or expiry.
 
@@ -69,7 +69,7 @@ async def set_session(
         raise click.UsageError(
             "Nothing to set: give --title, --label or --ttl, for example."
         )
-    async with address.open_with_key(ids) as (service, key):
+    async with address.open_with_key(app, user, session) as (service, key):
         # Also because a command on a wrong database creates no collections.
         before = await admin.stored_contents.load_summary(service, key)
         if labels or not keeps_labels:
@@ -116,7 +116,10 @@ def _changed_fields(given: dict[str, Any]) -> dict[str, Any]:
 @options.with_address
 async def fork(
     address: options.ServiceAddress,
-    ids: tuple[str, str, str],
+    app: str,
+    user: str,
+    session: str,
+    *,
     revision: int | None,
     new_id: str | None,
 ) -> None:
@@ -130,7 +133,7 @@ async def fork(
     Example:
       mongo-session-service fork my_app ada 5f0c --at 12
     """
-    async with address.open_with_key(ids) as (service, source):
+    async with address.open_with_key(app, user, session) as (service, source):
         from google.adk.errors.already_exists_error import AlreadyExistsError
         from google.adk.platform import uuid
 
@@ -145,7 +148,7 @@ async def fork(
             message = f"{printable(str(error))} Choose another with --id."
             raise click.ClickException(message) from None
         made = await admin.stored_contents.load_summary(service, target)
-    if terminal.has_flag("json"):
+    if terminal.given().json:
         terminal.show_json({**target.id, "revision": made.revision})
         return
     click.echo(printable(target.session_id))
@@ -225,10 +228,12 @@ async def trim(
 @options.with_address
 async def redact(
     address: options.ServiceAddress,
-    ids: tuple[str, str, str],
+    app: str,
+    user: str,
+    session: str,
+    *,
     event_ids: tuple[str, ...],
     invocation: str | None,
-    *,
     is_agreed: bool,
     dry_run: bool,
     **how: Any,
@@ -247,7 +252,7 @@ async def redact(
     """
     if bool(event_ids) == bool(invocation):
         raise click.UsageError("Name events, or an --invocation.")
-    async with address.open_with_key(ids) as (service, key):
+    async with address.open_with_key(app, user, session) as (service, key):
         from mongo_session_service.errors import InvalidInputError
 
         wanted, text = invocation or event_ids, how["replacement"]
@@ -263,7 +268,9 @@ async def redact(
             raise click.ClickException(f"{error.message} {hint}") from error
         count = found.events
         if count and not dry_run and options.must_ask(is_agreed=is_agreed):
-            redacted = f"{counted(count, 'event')} of {_describe(ids)}"
+            redacted = (
+                f"{counted(count, 'event')} of {options.describe(app, user, session)}"
+            )
             plan = f"This redacts {redacted} in {address.location}, for ever."
             options.require_agreement(plan, is_agreed=False)
         if not dry_run:
@@ -277,7 +284,7 @@ async def redact(
         {"events": count, "state_keys": found.state_keys},
         f"{done} {counted(count, 'event')}.",
     )
-    if found.state_keys and not terminal.has_flag("json"):
+    if found.state_keys and not terminal.given().json:
         names = ", ".join(map(printable, found.state_keys))
         is_done = how["state"] and not dry_run
         said = "Replaced in state" if is_done else "State has values of them"
@@ -420,7 +427,7 @@ async def erase(
     ids = tuple(each for each in (app, user, session) if each is not None)
     async with address.open_service() as service:
         erased = await admin.stored_contents.count_erasable(service, *ids)
-        what = f"{_describe(ids)} in {address.location}"
+        what = f"{options.describe(*ids)} in {address.location}"
         if dry_run:
             erased = erased or admin.stored_contents.NOTHING
             terminal.print_remark(
@@ -428,7 +435,7 @@ async def erase(
             )
         else:
             erased = await _erase_found(service, ids, erased, what, is_agreed=is_agreed)
-    if terminal.has_flag("json"):
+    if terminal.given().json:
         terminal.show_json(asdict(erased))
 
 
@@ -466,17 +473,6 @@ async def _erase_found(
     else:
         terminal.print_remark(f"Erased what an interrupted erasure had left of {what}.")
     return erased
-
-
-def _describe(ids: tuple[str, ...]) -> str:
-    """Name an app, a user of it or a session."""
-    match [printable(each) for each in ids]:
-        case [app]:
-            return f"app {app}"
-        case [app, user]:
-            return f"user {user} of app {app}"
-        case shown:
-            return f"session {'/'.join(shown)}"
 
 
 def _counts_text(removed: Erased | Pruned) -> str:

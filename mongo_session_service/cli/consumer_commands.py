@@ -52,7 +52,7 @@ async def consumers(address: options.ServiceAddress) -> None:
     """
     async with address.open_service() as service:
         found = await service.consumers()
-    if terminal.has_flag("json"):
+    if terminal.given().json:
         for each in found:
             terminal.show_json(asdict(each))
     elif found:
@@ -315,11 +315,11 @@ async def dead_letters(address: options.ServiceAddress, name: str) -> None:
     async with address.open_service() as service:
         status = await _consumer_status(service, name, address)
         async for letter in service.consumer(name).dead_letters():
-            if terminal.has_flag("json"):
+            if terminal.given().json:
                 terminal.show_json(_letter_fields(letter))
             else:
                 terminal.show(_letter_text(letter))
-    if not (status.dead_letters or terminal.has_flag("json")):
+    if not (status.dead_letters or terminal.given().json):
         terminal.print_remark(
             f"Consumer {name!r} has no dead letters in {address.location}."
         )
@@ -398,7 +398,7 @@ async def replay(
         {"handled": handled, "left": left},
         f"Handled {letters} of {printable(name)} in {address.location}.",
     )
-    if left and not terminal.has_flag("json"):
+    if left and not terminal.given().json:
         command = f"mongo-session-service consumers dead-letters {printable(name)}"
         terminal.warn(f"{counted(left, 'dead letter')} left: `{command}` shows why.")
     return not left

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def log_with_times() -> None:
     """Log with times to stderr, as services do; -v adds details, and -q leaves out."""
-    level = "DEBUG" if terminal.has_flag("verbose") else "INFO"
+    level = "DEBUG" if terminal.given().verbose else "INFO"
     root, library = logging.getLogger(), logging.getLogger("mongo_session_service")
     shown, before = logging.StreamHandler(), library.level
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -28,7 +28,7 @@ def log_with_times() -> None:
     for each in [*library.handlers]:
         if isinstance(each, StderrHandler):  # that of -v would show it once more
             library.removeHandler(each)
-    library.setLevel("WARNING" if terminal.has_flag("quiet") else level)
+    library.setLevel("WARNING" if terminal.given().quiet else level)
     context = click.get_current_context()
     context.call_on_close(lambda: root.removeHandler(shown))
     context.call_on_close(lambda: library.setLevel(before))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.uri_argument
-@options.watched_options
+@options.key_options
 @click.option(
     "--after-revision",
     type=click.IntRange(min=0),
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @options.with_address
 async def watch(
     address: options.ServiceAddress,
-    watched: options.Watched,
+    app: str | None,
+    user: str | None,
+    session: str | None,
     after_revision: int | None,
 ) -> None:
     """Prints changes as they are committed.
@@ -46,23 +48,25 @@ async def watch(
     Example:
       mongo-session-service watch --app my_app --json | jq .state_delta
     """
-    if after_revision is not None and watched.session_id is None:
+    options.check_key(app, user, session)
+    if after_revision is not None and session is None:
         raise click.UsageError("--after-revision needs --session.")
-    async with address.open_service(watched.app_name) as service:
-        subscription = service.watch(*watched, after_revision=after_revision)
+    async with address.open_service(app) as service:
+        subscription = service.watch(app, user, session, after_revision=after_revision)
         async with subscription as changes:
-            terminal.print_remark(f"Watching {watched.words} in {address.location}.")
+            what = options.describe(app, user, session)
+            terminal.print_remark(f"Watching {what} in {address.location}.")
             async for change in changes:
-                if terminal.has_flag("json"):
+                if terminal.given().json:
                     click.echo(json_line(change.json_text))
                 else:
-                    known = len(watched.chosen)
+                    known = 3 - (app, user, session).count(None)
                     terminal.show(transcript.change_text(change, known))
 
 
 @click.command()
 @options.uri_argument
-@options.watched_options
+@options.key_options
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -78,7 +82,9 @@ async def watch(
 @options.with_address
 async def live(
     address: options.ServiceAddress,
-    watched: options.Watched,
+    app: str | None,
+    user: str | None,
+    session: str | None,
     port: int,
     *,
     no_open: bool,
@@ -92,6 +98,7 @@ async def live(
     Example:
       mongo-session-service live --app my_app --user ada --session monday
     """
+    options.check_key(app, user, session)
     import asyncio
     import secrets
     import webbrowser
@@ -106,27 +113,27 @@ async def live(
         async def may(
             _: Request, *, session_id: str | None, action: str, **_user: str
         ) -> bool:
-            is_watched = watched.session_id in {None, session_id}
+            is_watched = session in {None, session_id}
             # Of a single session, a fork could not be shown.
-            may_fork = action == "fork" and watched.session_id is None
+            may_fork = action == "fork" and session is None
             return is_watched and (action in {"list", "read", "stop"} or may_fork)
 
-        app = live_app(
+        page = live_app(
             service,
             authorize=may,
             token=token,
-            app_name=watched.app_name,
-            user_id=watched.user_id,
+            app_name=app,
+            user_id=user,
         )
         with closing(_listen(port)) as listener:
-            chosen = {k: v for k, v in watched._asdict().items() if v is not None}
+            names = {"app_name": app, "user_id": user, "session_id": session}
+            chosen = {name: value for name, value in names.items() if value is not None}
             query = urlencode({"token": token, **chosen})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             click.echo(url)
-            terminal.print_remark(
-                f"Serving {watched.words} in {address.location}. Ctrl-C stops it."
-            )
-            config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
+            what = f"{options.describe(app, user, session)} in {address.location}"
+            terminal.print_remark(f"Serving {what}. Ctrl-C stops it.")
+            config = Config(page, log_level="warning", timeout_graceful_shutdown=1)
             server = Server(config)
             # Until the loop is closed. Uvicorn would repeat each signal at its end, so
             # that the second one's traceback is printed.

@@ -113,7 +113,7 @@ async def _show_apps(
     address: options.ServiceAddress, service: MongoSessionService, user: str | None
 ) -> None:
     found = await admin.stored_contents.count_apps(service, user)
-    if terminal.has_flag("json"):
+    if terminal.given().json:
         for each in found:
             terminal.show_json(each._asdict())
         return
@@ -143,7 +143,7 @@ async def _show_sessions(
     found = admin.stored_contents.iter_summaries(
         service, limit=limit + 1 if limit else None, **wanted
     )
-    is_json = terminal.has_flag("json")
+    is_json = terminal.given().json
     rows, count = [], 0
     async for each in found:
         count += 1
@@ -215,7 +215,9 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
 @options.with_address
 async def show(
     address: options.ServiceAddress,
-    ids: tuple[str, str, str],
+    app: str,
+    user: str,
+    session: str,
     events: int | None,
 ) -> None:
     """Shows a session: its details, its conversation, and its state.
@@ -229,13 +231,13 @@ async def show(
       mongo-session-service show my_app ada 5f0c --events 20
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
     """
-    async with address.open_with_key(ids) as (service, key):
+    async with address.open_with_key(app, user, session) as (service, key):
         summary = await admin.stored_contents.load_summary_with_state(service, key)
         after = summary.log_begins
         if events is not None:
             after = max(after, summary.revision - events)
         log = admin.stored_contents.iter_stored_events(service, summary, after)
-        if terminal.has_flag("json"):
+        if terminal.given().json:
             terminal.show_public_json(summary_fields(summary))
             async for each in log:
                 terminal.show_public_json(_event_fields(each))
@@ -342,5 +344,5 @@ def _event_heading(stored: LoggedEvent, author: str) -> Text:
         (f"r{stored.revision:<4} ", terminal.FAINT),
         (when, terminal.FAINT),
         (printable(author), "bold"),
-        (f"  {printable(stored.id)}" * terminal.has_flag("verbose"), terminal.FAINT),
+        (f"  {printable(stored.id)}" * terminal.given().verbose, terminal.FAINT),
     )

@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Self, TypeVar
 from urllib.parse import quote
 
 import click
@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from mongo_session_service.cli import terminal
 from mongo_session_service.cli.param_types import LABEL, TIME
-from mongo_session_service.cli.terminal import keep_option, kept_option, printable
+from mongo_session_service.cli.terminal import Given, given, printable
 
 if TYPE_CHECKING:
     from mongo_session_service.codec.hooks import Hook
@@ -54,19 +54,18 @@ def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return apply
 
 
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value:
+        setattr(context.ensure_object(Given), str(parameter.name), value)
+
+
 def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
     """Keep a URI that was given as an option or as an argument."""
-    if not uri:
-        return
-    if kept_option(context, "uri") not in {None, uri}:
+    shared = context.ensure_object(Given)
+    if uri and shared.uri not in {None, uri}:
         message = "Two different URIs are given: leave one of them out."
         raise click.UsageError(message, context)
-    keep_option(context, "uri", uri)
-
-
-def _keep_given(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value:
-        keep_option(context, str(parameter.name), value)
+    shared.uri = uri or shared.uri
 
 
 class StderrHandler(logging.Handler):
@@ -81,7 +80,7 @@ def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> No
     """Keep --verbose, and show what the library logs while the command runs."""
     if not is_wanted:
         return
-    keep_option(context, "verbose", value=True)
+    context.ensure_object(Given).verbose = True
     library, handler = logging.getLogger("mongo_session_service"), StderrHandler()
     level = library.level
     library.addHandler(handler)
@@ -91,7 +90,7 @@ def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> No
 
 
 _kept_option: Final = functools.partial(
-    click.option, expose_value=False, callback=_keep_given
+    click.option, expose_value=False, callback=_keep
 )
 as_json: Final = _kept_option(
     "--json", is_flag=True, help="Print JSON, one object per line."
@@ -157,26 +156,24 @@ class ServiceAddress:
     """Database and server, without user and password, once there is a service."""
 
     @classmethod
-    def from_context(cls, context: click.Context) -> Self:
+    def named(cls) -> Self:
         """Take the options, or else the environment."""
-        uri = kept_option(context, "uri") or os.environ.get("MONGODB_URI")
+        shared = given()
+        uri = shared.uri or os.environ.get("MONGODB_URI")
         if not uri:
-            raise click.UsageError(_NO_URI, context)
-        return cls(
-            with_password(uri, os.environ.get("MONGODB_PASSWORD")),
-            kept_option(context, "database"),
-            kept_option(context, "prefix") or "",
-        )
+            raise click.UsageError(_NO_URI)
+        uri = with_password(uri, os.environ.get("MONGODB_PASSWORD"))
+        return cls(uri, shared.database, shared.prefix)
 
     @asynccontextmanager
     async def open_with_key(
-        self, ids: tuple[str, str, str]
+        self, app: str, user: str, session: str
     ) -> AsyncIterator[tuple[MongoSessionService, SessionKey]]:
         """Make a service there, and the key of a session that its arguments name."""
-        async with self.open_service(ids[0]) as service:
+        async with self.open_service(app) as service:
             from mongo_session_service.model.records import session_key
 
-            yield service, session_key(*ids)
+            yield service, session_key(app, user, session)
 
     @asynccontextmanager
     async def open_service(
@@ -192,7 +189,9 @@ class ServiceAddress:
         that lists the app's sessions.
         """
         # First, because without MongoDB there is no need to import ADK.
-        await self._require_answer()
+        from mongo_session_service.storage.first_answer import require_answer
+
+        await require_answer(self.uri, ANSWER_LIMIT)
         from google.adk.errors.session_not_found_error import SessionNotFoundError
 
         from mongo_session_service.service import MongoSessionService
@@ -220,23 +219,6 @@ class ServiceAddress:
         finally:
             await service.close()
 
-    async def _require_answer(self) -> None:
-        """Require that MongoDB answers soon; a service would wait longer."""
-        import pymongo
-
-        from mongo_session_service.storage.retries import ErrorTranslation
-        from mongo_session_service.storage.server import ask_hello
-        from mongo_session_service.storage.uri import open_client
-
-        client = open_client(self.uri)
-        has_own_time = "serverselectiontimeoutms" in self.uri.lower()
-        async with ErrorTranslation(client):
-            try:
-                with pymongo.timeout(None if has_own_time else ANSWER_LIMIT):
-                    await ask_hello(client)
-            finally:
-                await client.close()
-
 
 def with_address(
     body: Callable[Concatenate[ServiceAddress, ...], Coroutine[Any, Any, Any]],
@@ -251,7 +233,7 @@ def with_address(
     @functools.wraps(body)
     def command(context: click.Context, /, **options: Any) -> Any:
         if context.invoked_subcommand is None:
-            return until_done(body(ServiceAddress.from_context(context), **options))
+            return until_done(body(ServiceAddress.named(), **options))
         return None
 
     return command
@@ -320,57 +302,38 @@ def selection(options: dict[str, Any]) -> Selection:
     return Selection(apps, users, options.pop("since"))
 
 
-class Watched(NamedTuple):
-    """Choice of what is watched, by the options --app, --user and --session."""
+key_options: Final = several(
+    *(
+        click.option(f"--{part}", help=f"Only this {part}.")
+        for part in ("app", "user", "session")
+    )
+)
+"""Options that choose what is followed; see :func:`check_key`."""
 
-    app_name: str | None
-    user_id: str | None
-    session_id: str | None
-
-    @property
-    def chosen(self) -> list[str]:
-        """The parts of the key that are given."""
-        return [each for each in self if each is not None]
-
-    def includes(self, key: SessionKey) -> bool:
-        """Tell whether a session is watched."""
-        return list(key[: len(self.chosen)]) == self.chosen
-
-    @property
-    def words(self) -> str:
-        """Description of what is watched."""
-        kind = ("everything", "app", "user", "session")[len(self.chosen)]
-        return printable(" ".join([kind, "/".join(self.chosen)])).rstrip()
+session_arguments: Final = several(
+    *(click.argument(part, metavar=part.upper()) for part in ("app", "user", "session"))
+)
 
 
-def watched_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose what is watched; the command receives ``watched``."""
-
-    @functools.wraps(command)
-    def choosing(
-        *, app: str | None, user: str | None, session: str | None, **options: Any
-    ) -> Any:
-        if session is not None and (app is None or user is None):
-            raise click.UsageError("--session needs --app and --user.")
-        if user is not None and app is None:
-            raise click.UsageError("--user needs --app.")
-        return command(watched=Watched(app, user, session), **options)
-
-    for each in ("session", "user", "app"):
-        choosing = click.option(f"--{each}", help=f"Only this {each}.")(choosing)
-    return choosing
+def check_key(app: str | None, user: str | None, session: str | None = None) -> None:
+    """Require an app for a user, and both for a session."""
+    if session is not None and (app is None or user is None):
+        raise click.UsageError("--session needs --app and --user.")
+    if user is not None and app is None:
+        raise click.UsageError("--user needs --app.")
 
 
-def session_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that name a session; the command receives its ``ids``."""
-
-    @functools.wraps(command)
-    def naming(*, app: str, user: str, session: str, **options: Any) -> Any:
-        return command(ids=(app, user, session), **options)
-
-    for each in ("session", "user", "app"):
-        naming = click.argument(each, metavar=each.upper())(naming)
-    return naming
+def describe(*parts: str | None) -> str:
+    """Name an app, a user of it, or a session, as far as its key is given."""
+    match [printable(each) for each in parts if each is not None]:
+        case []:
+            return "everything"
+        case [app]:
+            return f"app {app}"
+        case [app, user]:
+            return f"user {user} of app {app}"
+        case shown:
+            return f"session {'/'.join(shown)}"
 
 
 title: Final = click.option("--title", help="The session's title.")
@@ -384,14 +347,15 @@ labels: Final = click.option(
 )
 
 
-def database_and_prefix(context: click.Context) -> tuple[str, str]:
+def database_and_prefix() -> tuple[str, str]:
     """Return the names that are meant, of the database and before its collections."""
     from mongo_session_service.storage import uri as uris
 
-    uri = kept_option(context, "uri") or os.environ.get("MONGODB_URI")
-    client = uris.open_client(uri or "mongodb://127.0.0.1")
-    named = client.get_default_database(uris.DEFAULT_DATABASE).name
-    database: str = kept_option(context, "database") or named
-    prefix: str = kept_option(context, "prefix") or ""
-    uris.check_names(client, database, prefix)
-    return database, prefix
+    shared = given()
+    uri = shared.uri or os.environ.get("MONGODB_URI") or "mongodb://127.0.0.1"
+    client = uris.open_client(uri)
+    database = (
+        shared.database or client.get_default_database(uris.DEFAULT_DATABASE).name
+    )
+    uris.check_names(client, database, shared.prefix)
+    return database, shared.prefix

@@ -53,7 +53,7 @@ async def setup(address: options.ServiceAddress) -> bool:
         after = await admin.stored_contents.read_schema(service)
     created = sorted(after.collections - before.collections)
     indexes = sorted(before.missing_indexes - after.missing_indexes)
-    if terminal.has_flag("json"):
+    if terminal.given().json:
         terminal.show_json(
             {
                 "collections": created,
@@ -89,7 +89,7 @@ async def doctor(address: options.ServiceAddress) -> bool:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
     """
     found: list[Finding] = []
-    is_json = terminal.has_flag("json")
+    is_json = terminal.given().json
     async with address.open_service() as service:
         from mongo_session_service.admin.doctor import examine
 
@@ -131,9 +131,9 @@ def _lacking_lines(finding: Finding) -> Iterator[str]:
     for feature, missing in finding.lacking.items():
         needed = len(needs([feature], "any"))
         yield f"{feature}: {len(missing)} of {needed} missing"
-        if terminal.has_flag("verbose"):
+        if terminal.given().verbose:
             yield from (f"  {each}" for each in missing)
-    if finding.lacking and not terminal.has_flag("verbose"):
+    if finding.lacking and not terminal.given().verbose:
         yield "--verbose lists them."
 
 
@@ -174,8 +174,7 @@ def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
 )
 @options.as_json
 @options.address_options
-@click.pass_context
-def grants(context: click.Context, features: list[str], name: str | None) -> None:
+def grants(features: list[str], name: str | None) -> None:
     """Prints a role with the privileges that the service needs, and no others.
 
     It is a script for mongosh, and can be run again. "sessions" is what an agent needs;
@@ -188,10 +187,10 @@ def grants(context: click.Context, features: list[str], name: str | None) -> Non
       mongo-session-service grants --database adk > grants.js
       mongo-session-service grants --database adk --for sessions --for changes
     """
-    database, prefix = options.database_and_prefix(context)
+    database, prefix = options.database_and_prefix()
     wanted = features or FEATURES
     role = role_for(database, prefix=prefix, features=wanted, name=name)
-    if terminal.has_flag("json"):
+    if terminal.given().json:
         terminal.show_json(role)
     else:
         click.echo(script(role).rstrip())
@@ -214,8 +213,7 @@ def grants(context: click.Context, features: list[str], name: str | None) -> Non
     help="Keep an app on the shards of a zone; repeatable.",
 )
 @options.address_options
-@click.pass_context
-def shard(context: click.Context, zones: list[tuple[str, str]]) -> None:
+def shard(zones: list[tuple[str, str]]) -> None:
     """Prints a script for mongosh that shards the collections which grow with users.
 
     Each user's sessions, events and state have the same shard key. The script creates
@@ -229,7 +227,7 @@ def shard(context: click.Context, zones: list[tuple[str, str]]) -> None:
     """
     from mongo_session_service.schema import sharding
 
-    database, prefix = options.database_and_prefix(context)
+    database, prefix = options.database_and_prefix()
     click.echo(sharding.script(database, prefix, zones).rstrip())
 
 

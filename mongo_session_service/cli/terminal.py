@@ -9,6 +9,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -116,7 +117,7 @@ def show_public_json(fields: dict[str, Any]) -> None:
 
 def show_result(fields: dict[str, Any], remark: str) -> None:
     """Print what a command has done: with ``--json`` as JSON, else as a remark."""
-    if has_flag("json"):
+    if given().json:
         show_json(fields)
     else:
         print_remark(remark)
@@ -124,7 +125,7 @@ def show_result(fields: dict[str, Any], remark: str) -> None:
 
 def print_remark(text: str) -> None:
     """Print a remark on stderr; ``-q`` silences it."""
-    if not has_flag("quiet"):
+    if not given().quiet:
         warn(text)
 
 
@@ -134,20 +135,23 @@ def warn(text: str) -> None:
     click.echo(without_passwords(text), file=sys.stderr, err=True)
 
 
-def keep_option(context: click.Context, name: str, value: Any) -> None:
-    """Keep the value of an option for the command that runs."""
-    context.meta[f"{__name__}.{name}"] = value
+@dataclass(slots=True)
+class Given:
+    """The options that commands share, as far as they are given."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+    uri: str | None = None
+    database: str | None = None
+    prefix: str = ""
 
 
-def kept_option(context: click.Context, name: str) -> Any:
-    """Return the value of an option that was kept; None if it was not given."""
-    return context.meta.get(f"{__name__}.{name}")
-
-
-def has_flag(flag: str) -> bool:
-    """Tell whether the command that runs was given a flag, such as ``quiet``."""
+def given() -> Given:
+    """Return the shared options of the command that runs."""
     context = click.get_current_context(silent=True)
-    return context is not None and bool(kept_option(context, flag))
+    return (context and context.find_object(Given)) or Given()
 
 
 @contextmanager
@@ -164,7 +168,7 @@ def progress(
     Without a total, the share of a file that was read tells the time left. Nothing is
     shown where stderr is not a terminal, nor with ``-q`` or ``--json``.
     """
-    is_silent = has_flag("quiet") or has_flag("json")
+    is_silent = given().quiet or given().json
     if is_silent or not is_shown or not sys.stderr.isatty():
         yield lambda _: None
         return

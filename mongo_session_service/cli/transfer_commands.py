@@ -32,7 +32,7 @@ from mongo_session_service.cli.options import (
 )
 from mongo_session_service.cli.param_types import FUNCTION
 from mongo_session_service.cli.terminal import (
-    has_flag,
+    given,
     print_remark,
     printable,
     progress,
@@ -239,7 +239,7 @@ async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
     if not policies.is_dry_run:
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
-    if has_flag("json"):
+    if given().json:
         show_json(_figures(moved) | {"since": again})
     else:
         name = printable(source.name)
@@ -325,7 +325,7 @@ async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
             )
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
-    if has_flag("json"):
+    if given().json:
         show_json(_figures(verified))
     else:
         click.echo(f"Compared {_contents(verified)} in {address.location}: {found}.")
@@ -345,8 +345,7 @@ async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
 @selection_options
 @as_json
 @address_options
-@click.pass_context
-def export_(context: click.Context, /, path: str, **options: Any) -> bool:
+def export_(path: str, **options: Any) -> bool:
     """Writes sessions as JSON Lines, the same bytes for the same sessions.
 
     The file is not encrypted, and includes any credentials in events and state.
@@ -355,10 +354,10 @@ def export_(context: click.Context, /, path: str, **options: Any) -> bool:
     Example:
       mongo-session-service export mongodb://localhost/adk --to sessions.jsonl.gz
     """
-    if has_flag("json") and path == "-":
+    if given().json and path == "-":
         raise click.UsageError("--json needs --to: without, the export is the output.")
     with _interruptible(_HARMLESS):
-        return until_done(_export(ServiceAddress.from_context(context), path, options))
+        return until_done(_export(ServiceAddress.named(), path, options))
 
 
 async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -> bool:
@@ -413,13 +412,12 @@ def _add(
     @options
     @as_json
     @address_options
-    @click.pass_context
-    def command(context: click.Context, /, **options: Any) -> bool:
+    def command(**options: Any) -> bool:
         if "factory" in options and not options["apps"]:
             message = "Name the apps with --app: a session service does not list them."
             raise click.UsageError(message)
         with _interruptible(advice):
-            address = ServiceAddress.from_context(context)
+            address = ServiceAddress.named()
             return until_done(run(address, kind, options))
 
 

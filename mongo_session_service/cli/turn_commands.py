@@ -55,11 +55,10 @@ async def turns(
       mongo-session-service turns --app my_app --status failed --json
       mongo-session-service turns stop my_app ada 5f0c --reason 'too expensive'
     """
-    if user is not None and app is None:
-        raise click.UsageError("--user needs --app.")
+    options.check_key(app, user)
     async with address.open_service() as service:
         found = await service.find_turns(app_name=app, user_id=user, status=status)
-    if terminal.has_flag("json"):
+    if terminal.given().json:
         for each in found:
             terminal.show_public_json(each._asdict())
     elif found:
@@ -89,7 +88,11 @@ def _turn_row(turn: TurnInfo) -> dict[str, Text]:
 @options.as_json
 @options.with_address
 async def stop_turn(
-    address: options.ServiceAddress, ids: tuple[str, str, str], reason: str | None
+    address: options.ServiceAddress,
+    app: str,
+    user: str,
+    session: str,
+    reason: str | None,
 ) -> None:
     """Stops the turn of a session, in whichever process it runs.
 
@@ -100,7 +103,7 @@ async def stop_turn(
     Example:
       mongo-session-service turns stop my_app ada 5f0c --reason 'too expensive'
     """
-    async with address.open_with_key(ids) as (service, key):
+    async with address.open_with_key(app, user, session) as (service, key):
         # First: a command on a wrong database creates no collections.
         await admin.stored_contents.load_summary(service, key)
         was_running = await service.stop_turn(**key.id, reason=reason)
