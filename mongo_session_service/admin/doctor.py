@@ -13,14 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from pymongo.errors import OperationFailure
 
 from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
-from mongo_session_service.codec.documents import LOG_BEGINS
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import Document
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema import setup
 from mongo_session_service.schema.indexes import Index
@@ -30,15 +29,11 @@ from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import oplog, server
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.snapshots import Query, load_documents
 from mongo_session_service.storage.transactions import Txn, run_transaction
 from mongo_session_service.turns.turn_status import find_turns
 
-SAMPLE: Final = 400
-"""Size of a sample: less than 5 %, which MongoDB draws without reading all."""
-SHOWN: Final = 3
-"""Wrong documents that are named."""
-
+_SHOWN: Final = 3
+"""Abandoned turns that are named."""
 _SKEW: Final = 1.0
 """Seconds that clocks may differ: events are dated by this machine's clock."""
 _WINDOW: Final = 3600.0
@@ -80,16 +75,6 @@ class Finding:
     """Advice; None if nothing has to be done."""
     lacking: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The privileges that the user lacks, by the feature that needs them."""
-
-
-class Examined(NamedTuple):
-    """Sessions found wrong by comparing documents that belong together."""
-
-    total: int
-    """As MongoDB estimates it."""
-    is_sample: bool
-    wrong: Sequence[Document]
-    """Their sessions' ids; not all, if they are many."""
 
 
 def judge_server(hello: Document, build: Document) -> Finding:
@@ -225,45 +210,9 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
     return Finding("clock", Status.WARNING, says, remedy)
 
 
-def judge_orphans(examined: Examined) -> Finding:
-    """Judge whether there are events without a session."""
-    return _judge_documents(
-        "events",
-        examined,
-        "each has its session",
-        "some without a session",
-        "If an import is running, wait for it; if one was interrupted, repeat it. If"
-        " not, another tool removed the sessions: remove their events as well.",
-    )
-
-
-def judge_revisions(examined: Examined) -> Finding:
-    """Judge whether sessions have the events that their revisions count."""
-    return _judge_documents(
-        "sessions",
-        examined,
-        "each has the events its revision counts",
-        "events are missing, or too many",
-        "Another tool has changed the events. Restore them from a backup, or delete"
-        " these sessions.",
-    )
-
-
-def _judge_documents(
-    check: str, examined: Examined, well: str, wrong: str, remedy: str
-) -> Finding:
-    among = f"a sample of {SAMPLE:,} of " if examined.is_sample else ""
-    extent = f"among {among}{counted(examined.total, check[:-1])}"
-    if not examined.wrong:
-        return Finding(check, Status.OK, f"{well}, {extent}")
-    names = ["/".join(map(str, each.values())) for each in examined.wrong]
-    says = f"{wrong}, {extent}: {_names_text(names)}"
-    return Finding(check, Status.FAILED, says, remedy)
-
-
-def _names_text(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _first_names(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _window_text(seconds: float) -> str:
@@ -273,15 +222,11 @@ def _window_text(seconds: float) -> str:
     return counted(round(seconds), "second")
 
 
-_MAX_WRONG: Final = 1000
-"""Wrong documents that are fetched at most."""
-
-
 async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """Checks a service's database, and yields the result of each check.
 
     It creates nothing, not even the collections of a service that has never been used.
-    Up to 10,000 sessions and events are all examined; of more, a sample.
+    It reads no sessions and events: who reads a damaged one is told so then.
 
     Raises:
         StorageUnavailableError: MongoDB cannot be reached.
@@ -378,7 +323,7 @@ async def _check_turns(connection: Connection) -> Finding:
     if not abandoned:
         return Finding("turns", Status.OK, "none is abandoned")
     names = [f"{it.app_name}/{it.user_id}/{it.session_id}" for it in abandoned]
-    says = f"{counted(len(names), 'abandoned turn')}: {_names_text(names)}"
+    says = f"{counted(len(names), 'abandoned turn')}: {_first_names(names)}"
     remedy = (
         "Let a task of each server run recover_turns(). Without it, the next turn of"
         " each of these sessions answers the calls that are open."
@@ -418,86 +363,6 @@ async def _check_clock(connection: Connection) -> Finding:
     return judge_clock(middle - there, uncertainty)
 
 
-async def _check_events(connection: Connection) -> Finding:
-    """Find events whose session is not stored."""
-    key = {name: f"$_id.{name}" for name in SessionKey._fields}
-    owner = {
-        "from": connection.sessions.name,
-        "localField": "_id",
-        "foreignField": "_id",
-        "pipeline": [{"$project": {"_id": 1}}],
-        "as": "owner",
-    }
-    stages = [{"$group": {"_id": key}}, {"$lookup": owner}, {"$match": {"owner": []}}]
-    examined = await _examined(connection, "events", {"_id": 1}, stages)
-    return judge_orphans(examined)
-
-
-async def _check_sessions(connection: Connection) -> Finding:
-    """Compare sessions' revisions with the latest of their events."""
-    # The document of revision 0 is not an event.
-    below = {"$mergeObjects": ["$$key", {"revision": 0}]}
-    above = {"$mergeObjects": ["$$key", {"revision": {"$literal": {}}}]}
-    is_its = {"$and": [{"$gt": ["$_id", below]}, {"$lt": ["$_id", above]}]}
-    bounds = {"first": {"$min": "$_id.revision"}, "last": {"$max": "$_id.revision"}}
-    begins = {"$ifNull": [f"${LOG_BEGINS}", 0]}
-    # Events that a trim is about to remove count as removed.
-    is_logged = {"$gt": ["$_id.revision", "$$begins"]}
-    latest = [
-        {"$match": {"$expr": is_its}},
-        {"$sort": {"_id": -1}},
-        {"$limit": connection.limits.examined_events},
-        {"$match": {"$expr": is_logged}},
-        {"$group": {"_id": 1, "count": {"$sum": 1}, **bounds}},
-    ]
-    log = {
-        "from": connection.events.name,
-        "let": {"key": "$_id", "begins": begins},
-        "pipeline": latest,
-        "as": "log",
-    }
-    nothing = {"count": 0, "first": {"$add": ["$revision", 1]}, "last": "$revision"}
-    count = {
-        "$min": [
-            {"$subtract": ["$revision", begins]},
-            connection.limits.examined_events,
-        ]
-    }
-    first = {"$add": [{"$subtract": ["$revision", count]}, 1]}
-    expected = {"count": count, "first": first, "last": "$revision"}
-    is_wrong = {
-        "$or": [{"$ne": [f"$found.{name}", it]} for name, it in expected.items()]
-    }
-    stages = [
-        {"$match": {"revision": {"$gte": 0}}},
-        {"$lookup": log},
-        {"$set": {"found": {"$ifNull": [{"$first": "$log"}, nothing]}}},
-        {"$match": {"$expr": is_wrong}},
-    ]
-    fields = {"revision": 1, LOG_BEGINS: 1}
-    examined = await _examined(connection, "sessions", fields, stages)
-    return judge_revisions(examined)
-
-
-async def _examined(
-    connection: Connection, name: str, fields: Document, stages: list[Document]
-) -> Examined:
-    """Find documents that pass some stages, among all or a sample, in one snapshot."""
-    collection = getattr(connection, name)
-    total = await collection.estimated_document_count()
-    is_sample = total > connection.limits.examined_documents
-    # The sample comes first: after another stage MongoDB would read all documents.
-    drawn: list[Document] = [{"$sample": {"size": SAMPLE}}] if is_sample else []
-    named: list[Document] = [{"$limit": _MAX_WRONG}, {"$project": {"_id": 1}}]
-    pipeline = (*drawn, {"$project": fields}, *stages, *named)
-    if server.is_standalone(await server.ask_hello(connection.client)):
-        # It has no snapshots.
-        wrong = await connection.aggregate(collection, [*pipeline])
-    else:
-        wrong = await load_documents(connection, Query(name, {}, then=pipeline))
-    return Examined(total, is_sample, [each["_id"] for each in wrong])
-
-
 CHECKS: Final = {
     "server": _check_server,
     "replica set": _check_members,
@@ -508,6 +373,4 @@ CHECKS: Final = {
     "turns": _check_turns,
     "indexes": _check_indexes,
     "oplog window": _check_oplog,
-    "events": _check_events,
-    "sessions": _check_sessions,
 }

@@ -74,15 +74,14 @@ async def setup(address: options.ServiceAddress) -> bool:
     return not after.missing_indexes
 
 
-@click.command(short_help="Checks the server, the user and what is stored.")
+@click.command(short_help="Checks the server, the user and the setup.")
 @options.uri_argument
 @options.as_json
 @options.with_address
 async def doctor(address: options.ServiceAddress) -> bool:
-    """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
+    """Checks MongoDB, the user's privileges, and the setup; changes nothing.
 
-    It reads up to 10,000 sessions and as many events; if there are more, a sample. The
-    exit code is 3 if a check has failed, and otherwise 0, even after warnings.
+    The exit code is 3 if a check has failed, and otherwise 0, even after warnings.
 
     \b
     Example:

@@ -71,10 +71,6 @@ class Limits:
     unindexed_documents: int = 10_000
     """Documents of a collection above which no call waits for the build of an index;
     that of so many takes about a tenth of a second."""
-    examined_documents: int = 10_000
-    """Sessions, or events, up to which the doctor examines all; of more, a sample."""
-    examined_events: int = 100
-    """Latest events of each session that the doctor compares with its revision."""
     page_events: int = 256
     """Events of a log that are read at once, if they fit into a reply of 16 MB."""
     block_events: int = 16

@@ -13,7 +13,7 @@ from pymongo import MongoClient
 from support.abandoned_turns import abandon_turn
 from support.backends import behind_mongos
 from support.cli_runner import call
-from support.consumers import APP, USER, append, create
+from support.consumers import append, create
 from support.failpoints import failing
 from support.forked_processes import on_a_terminal
 from support.leak_detector import PASSWORD
@@ -23,7 +23,6 @@ from support.secured_mongod import Secured
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.admin import Finding, Status, doctor
 from mongo_session_service.admin.privileges import FEATURES, needs
-from mongo_session_service.model.limits import Limits
 
 SECURED = pytest.mark.xdist_group("secured")
 
@@ -67,22 +66,12 @@ async def test_a_sharded_cluster_is_known(filled: MongoSessionService) -> None:
     assert "on one shard: events, partials," in findings["replica set"].says
 
 
-async def test_trimmed_sessions_are_well(filled: MongoSessionService) -> None:
-    """What was trimmed is not missing, be it a part of the events or all."""
-    for name, cut in (("b", 2), ("c", 4)):
-        ids = {"app_name": APP, "user_id": USER, "session_id": name}
-        await filled.trim_session(**ids, before_revision=cut)
-
-    assert bad(await examined(filled)) == {}
-
-
 async def test_a_database_in_use_is_well(filled: MongoSessionService) -> None:
     """Everything is looked at, and each is as it should be."""
     findings = await examined(filled)
 
     assert list(findings) == list(doctor.CHECKS)
     assert bad(findings) == {}
-    assert findings["events"].says == "each has its session, among 15 events"
 
 
 async def test_looking_creates_nothing(
@@ -111,62 +100,6 @@ async def test_abandoned_turns_are_counted(
     async with filled.turn(**IDS):
         pass
     assert bad(await examined(filled)) == {}
-
-
-async def test_what_others_have_damaged_is_found(
-    filled: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """Events without session, gaps and surplus in the log, and lost indexes."""
-    db = admin[database]
-    db.sessions.delete_one({"_id.session_id": "a"})
-    db.events.delete_one({"_id.session_id": "b", "_id.revision": 2})
-    db.events.delete_one({"_id.session_id": "c", "_id.revision": 3})
-    db.sessions.update_one({"_id.session_id": "d"}, {"$set": {"revision": 2}})
-    db.events.drop_index("event_id_once_per_session")
-
-    findings = await examined(filled)
-
-    assert bad(findings) == {
-        "indexes": Status.WARNING,
-        "events": Status.FAILED,
-        "sessions": Status.FAILED,
-    }
-    assert findings["events"].says.endswith(", among 13 events: app/user/a")
-    assert sorted(findings["sessions"].says.split(": ")[1].split(", ")) == [
-        f"app/user/{name}" for name in "bcd"
-    ]
-
-
-@pytest.mark.usefixtures("filled")
-async def test_only_the_latest_of_a_long_log_are_counted(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """A gap in the latest events is found, an older one is not looked for."""
-    limits = Limits(examined_events=2)
-    service = MongoSessionService(mongodb_uri, database=database, _limits=limits)
-    admin[database].events.delete_one({"_id.session_id": "a", "_id.revision": 1})
-    assert bad(await examined(service)) == {}
-
-    admin[database].events.delete_one({"_id.session_id": "b", "_id.revision": 2})
-    assert bad(await examined(service)) == {"sessions": Status.FAILED}
-    await service.close()
-
-
-@pytest.mark.usefixtures("filled")
-async def test_of_a_large_database_a_sample_is_examined(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """Beyond a number of documents some are drawn, which is said."""
-    limits = Limits(examined_documents=4)
-    admin[database].sessions.delete_many({})
-
-    async with MongoSessionService(
-        mongodb_uri, database=database, _limits=limits
-    ) as service:
-        findings = await examined(service)
-
-    assert bad(findings) == {"events": Status.FAILED}
-    assert "a sample of 400 of 15 events" in findings["events"].says
 
 
 @pytest.mark.parametrize(

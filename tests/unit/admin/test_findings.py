@@ -8,14 +8,11 @@ import pytest
 
 from mongo_session_service.admin import Finding, Status
 from mongo_session_service.admin.doctor import (
-    Examined,
     judge_clock,
     judge_indexes,
     judge_members,
     judge_oplog,
-    judge_orphans,
     judge_privileges,
-    judge_revisions,
     judge_server,
     judge_shards,
     judge_transaction,
@@ -30,7 +27,6 @@ from mongo_session_service.schema.sharding import SHARD_KEY
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
 DAY = 86400.0
 SET = {"setName": "rs0", "hosts": ["a:1", "b:1", "c:1"]}
-IDS = [{"app_name": "app", "user_id": "ada", "session_id": f"s{n}"} for n in range(5)]
 
 
 def held(*features: str) -> list[dict[str, Any]]:
@@ -87,27 +83,6 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_oplog(90.0, 0.02), OK, "2% of it"),
         (judge_oplog(None, 0), FAILED, "no oplog"),
         (judge_oplog(180.0, 0.99), WARNING, "3 minutes"),
-        (
-            judge_orphans(Examined(9, is_sample=False, wrong=[])),
-            OK,
-            "its session, among 9 events",
-        ),
-        (judge_orphans(Examined(1, is_sample=False, wrong=[])), OK, "among 1 event"),
-        (
-            judge_orphans(Examined(9, is_sample=False, wrong=IDS)),
-            FAILED,
-            "app/ada/s2 and 2 more",
-        ),
-        (
-            judge_revisions(Examined(90_000, is_sample=True, wrong=[])),
-            OK,
-            "counts, among a sample of 400 of 90,000 sessions",
-        ),
-        (
-            judge_revisions(Examined(9, is_sample=False, wrong=IDS[:1])),
-            FAILED,
-            "app/ada/s0",
-        ),
     ],
 )
 def test_a_finding_is_told_with_its_remedy(
