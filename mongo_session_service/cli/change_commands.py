@@ -11,7 +11,7 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal, transcript
-from mongo_session_service.cli.inspect_commands import expiry_text, summary_fields
+from mongo_session_service.cli.inspect_commands import expiry_text
 from mongo_session_service.cli.param_types import DURATION, FUTURE_TIME, PAST_TIME
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.model.wording import counted
@@ -69,6 +69,8 @@ async def set_session(
         raise click.UsageError(
             "Nothing to set: give --title, --label or --ttl, for example."
         )
+    from mongo_session_service.model.results import summary_fields
+
     async with address.open_with_key(app, user, session) as (service, key):
         # Also because a command on a wrong database creates no collections.
         before = await admin.stored_contents.load_summary(service, key)

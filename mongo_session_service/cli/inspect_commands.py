@@ -139,6 +139,8 @@ async def _show_sessions(
     wanted: dict[str, Any],
     limit: int,
 ) -> None:
+    from mongo_session_service.model.results import summary_fields
+
     # One more than is shown tells whether there are more.
     found = admin.stored_contents.iter_summaries(
         service, limit=limit + 1 if limit else None, **wanted
@@ -173,15 +175,6 @@ async def _show_sessions(
         terminal.show(terminal.table(rows))
     if limit and count > limit:
         terminal.warn(f"There are more: --limit {limit * 2}, or 0 for all.")
-
-
-def summary_fields(summary: SessionSummary) -> dict[str, Any]:
-    """Return a session's fields for JSON, without state that was not read."""
-    shown = summary.model_dump()
-    if summary.state is None:
-        del shown["state"]
-    named = {"app_name": shown.pop("app_name"), "user_id": shown.pop("user_id")}
-    return {**named, "session_id": shown.pop("id"), **shown}
 
 
 def _session_row(summary: SessionSummary) -> dict[str, Text]:
@@ -231,6 +224,8 @@ async def show(
       mongo-session-service show my_app ada 5f0c --events 20
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
     """
+    from mongo_session_service.model.results import summary_fields
+
     async with address.open_with_key(app, user, session) as (service, key):
         summary = await admin.stored_contents.load_summary_with_state(service, key)
         after = summary.log_begins

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from mongo_session_service.http.live import live_app
-from mongo_session_service.http.permission import Authorize, allow_everyone
-from mongo_session_service.http.problems import add_error_handlers
+from mongo_session_service.http.refusals import (
+    Authorize,
+    add_error_handlers,
+    allow_everyone,
+)
 from mongo_session_service.http.session_routes import sessions_router
 
 __all__ = [

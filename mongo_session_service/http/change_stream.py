@@ -30,7 +30,7 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
 )
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
-from mongo_session_service.http import problems
+from mongo_session_service.http.refusals import RETRY_SECONDS, SEE_LOG, UNAVAILABLE
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage.cooperative import Pace
 
@@ -337,6 +337,6 @@ def reason_of(error: MongoSessionServiceError) -> tuple[int, str]:
         case HistoryLostError():
             return RECONNECT_SECONDS, "Changes were missed and cannot be recovered."
         case StorageUnavailableError():
-            return problems.RETRY_SECONDS, problems.UNAVAILABLE
+            return RETRY_SECONDS, UNAVAILABLE
         case _:
-            return _MUCH_LATER, problems.SEE_LOG
+            return _MUCH_LATER, SEE_LOG

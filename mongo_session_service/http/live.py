@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
 from importlib.resources import files
@@ -17,12 +17,15 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from mongo_session_service.changes.routing import Scope
-from mongo_session_service.http import shapes
 from mongo_session_service.http.change_stream import ChangeStream
-from mongo_session_service.http.permission import Authorize
-from mongo_session_service.http.problems import add_error_handlers
-from mongo_session_service.http.session_routes import SessionResources, json_response
-from mongo_session_service.http.shapes import AppName
+from mongo_session_service.http.refusals import Authorize, add_error_handlers
+from mongo_session_service.http.session_routes import (
+    AppName,
+    OutlineQuery,
+    SessionQuery,
+    SessionResources,
+    json_response,
+)
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.service import MongoSessionService, backends_of
@@ -101,8 +104,7 @@ def live_app(
     add_error_handlers(app)
     app.add_api_route("/", _static_file)
     app.add_api_route("/static/{name:path}", _static_file)
-    router = resources.router({"token"})
-    app.include_router(router, dependencies=[Depends(check_token)])
+    app.include_router(resources.router(), dependencies=[Depends(check_token)])
     return app
 
 
@@ -136,9 +138,9 @@ class AllSessions(SessionResources):
     """Whether lists name the database and its server."""
 
     @override
-    def router(self, query_parameters: Iterable[str]) -> APIRouter:
+    def router(self) -> APIRouter:
         """Make the routes of a user's sessions, and those of all."""
-        router = super().router(query_parameters)
+        router = super().router()
         router.add_api_route("/apps", self.list_apps)
         router.add_api_route("/apps/{app_name}/sessions", self.list_app)
         router.add_api_route("/apps/{app_name}/turns", self.list_turns)
@@ -151,7 +153,7 @@ class AllSessions(SessionResources):
     ) -> Response:
         """Lists the apps, with the latest session of each."""
         shown = []
-        query = shapes.SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
+        query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
         async with self.answer_in_time():
             async with backends_of(self.service).in_call() as opened:
                 names = await search.list_apps(opened.connection)
@@ -169,7 +171,7 @@ class AllSessions(SessionResources):
         self,
         request: Request,
         app_name: AppName,
-        query: Annotated[shapes.SessionQuery, Query()],
+        query: Annotated[SessionQuery, Query()],
     ) -> Response:
         """Lists an app's sessions, a page at a time."""
         scope = self._of_app(app_name)
@@ -199,13 +201,13 @@ class AllSessions(SessionResources):
         self,
         request: Request,
         app_name: AppName,
-        query: Annotated[shapes.OutlineQuery, Query()],
+        query: Annotated[OutlineQuery, Query()],
     ) -> Response:
         """Streams what happens to the sessions of an app from now on, in outlines."""
         return await self._stream(request, self._of_app(app_name), query)
 
     async def stream_everything(
-        self, request: Request, query: Annotated[shapes.OutlineQuery, Query()]
+        self, request: Request, query: Annotated[OutlineQuery, Query()]
     ) -> Response:
         """Streams what happens to all sessions from now on, in outlines."""
         return await self._stream(request, self.within, query)
@@ -234,7 +236,7 @@ class AllSessions(SessionResources):
         self,
         request: Request,
         scope: Scope,
-        query: shapes.OutlineQuery,
+        query: OutlineQuery,
     ) -> Response:
         async def permit() -> None:
             """Allow it: ``authorize`` is asked about each change."""

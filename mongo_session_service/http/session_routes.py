@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
-from typing import Annotated, Any, Final, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_type_hints
 from weakref import WeakValueDictionary
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Header, Path, Query
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
     RunConfig,
     StreamingMode,
 )
 from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai import types
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -44,7 +41,6 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.feed.subscription import SessionSubscription
-from mongo_session_service.http import problems, shapes
 from mongo_session_service.http.change_stream import (
     PIECE,
     ChangeStream,
@@ -55,13 +51,24 @@ from mongo_session_service.http.change_stream import (
     outlines,
     session_frames,
 )
-from mongo_session_service.http.permission import Action, Authorize, Permission
-from mongo_session_service.http.request_checks import SessionRoute
-from mongo_session_service.http.shapes import AppName, SessionChange, SessionId, UserId
+from mongo_session_service.http.refusals import (
+    LATER,
+    NO_STORE,
+    REFUSALS,
+    Action,
+    Authorize,
+    Permission,
+    SessionRoute,
+)
+from mongo_session_service.model import results
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey, session_key
-from mongo_session_service.model.results import SessionSummary
-from mongo_session_service.model.validation import check_id
+from mongo_session_service.model.results import (
+    SessionPage,
+    SessionSummary,
+    summary_fields,
+)
+from mongo_session_service.model.validation import MAX_ID_BYTES, check_id
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
 from mongo_session_service.storage.cooperative import Pace
@@ -70,6 +77,206 @@ logger = logging.getLogger(__name__)
 
 _EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
 """What the ids of sessions begin with that ADK's evaluations make."""
+
+_INTERRUPT_SECONDS: Final = 10.0
+"""Seconds that a turn which is interrupted has to end."""
+
+_MOST_LOOKS: Final = 10
+"""Queries for one page of sessions, if evaluations made most of them."""
+
+_ONE: Final = "/sessions/{session_id}"
+
+MAX_PAGE: Final = 200
+"""Sessions, or events, on a page."""
+
+AppName: TypeAlias = Annotated[str, Path(max_length=MAX_ID_BYTES, examples=["chat"])]
+UserId: TypeAlias = Annotated[str, Path(max_length=MAX_ID_BYTES, examples=["ada"])]
+SessionId: TypeAlias = Annotated[
+    str, Path(max_length=MAX_ID_BYTES, examples=["monday"])
+]
+
+Revision: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+"""Number of events appended to a session."""
+
+LastEventId: TypeAlias = Annotated[
+    str | None, Header(pattern=r"^[0-9]{1,18}(-[0-9]{1,18}-[0-9]{1,18})?$")
+]
+"""A revision, and if there is one the place of a partial: its turn and its position."""
+
+
+class _Shape(BaseModel):
+    """A model whose attributes' docstrings are their descriptions in the schema."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class EventRow(_Shape):
+    """An event, and where it stands in its session's log."""
+
+    revision: int = Field(examples=[3])
+    event: Event
+
+
+class EventList(_Shape):
+    """A page of a session's events."""
+
+    events: list[EventRow]
+    has_more: bool
+    """True if more follow: after, or newest first before, this page's last revision."""
+
+
+_TURN: Final[Any] = {
+    name: (kind, results.TurnInfo._field_defaults.get(name, ...))
+    for name, kind in get_type_hints(results.TurnInfo, vars(results)).items()
+}
+TurnFields: Any = create_model("TurnFields", **_TURN)
+
+
+class SessionChange(Change):
+    """The ``data`` of a server-sent event, whose ``event`` is the ``kind``.
+
+    What is not there is left out; an outline has no event, state and state_delta.
+    """
+
+    turn: TurnFields | None = None  # an object in JSON
+    """The running turn, in a ``partial`` and a ``turn``."""
+
+
+class SessionQuery(_Shape):
+    """Query parameters of a list of sessions."""
+
+    title: str | None = None
+    """Exactly this title."""
+    label: list[Annotated[str, Field(pattern="=")]] = []
+    """Exactly this label, as name=value; repeatable."""
+    session_id: str | None = None
+    """Exactly this session."""
+    waiting: bool = False
+    """Only those that wait for a person."""
+    order_by: Literal["create_time", "update_time"] | None = None
+    """The latest first; of their creation, unless given."""
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    page_token: str | None = None
+    """The next_page_token of a page."""
+    include_eval: bool = False
+    """Also those that ADK's evaluations made."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(each.split("=", 1) for each in self.label)
+
+
+class EventQuery(_Shape):
+    """Query parameters of a page of events."""
+
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    after_revision: Revision = 0
+    before_revision: Revision | None = None
+    newest_first: bool = False
+
+
+class SessionRead(_Shape):
+    """Query parameters of a session."""
+
+    at_revision: Revision | None = None
+    """The session as it was after so many events, 0 for its creation. State of the app
+    and the user is as it is now."""
+    num_recent_events: int | None = Field(default=None, ge=0, alias="numRecentEvents")
+    """Only the last events."""
+    after_timestamp: float | None = Field(
+        default=None, allow_inf_nan=False, alias="afterTimestamp"
+    )
+    """Only events from this time on."""
+
+
+class StreamQuery(_Shape):
+    """Query parameters of every stream."""
+
+    partials: bool = False
+    """Also the status of running turns, and of one session their partials."""
+
+
+class OutlineQuery(StreamQuery):
+    """Query parameters of a stream of several sessions."""
+
+    include_eval: bool = False
+    """Also what ADK's evaluations do."""
+
+
+class StreamStart(StreamQuery):
+    """Query parameters of a session's stream; by default it begins by a snapshot."""
+
+    after_revision: Revision | None = None
+    """By the events after this revision, however old."""
+    history: Literal["all", "newest_first"] | None = None
+    """all: by a snapshot without an id, and then every event. newest_first: by a
+    snapshot, and beside what happens from then on the events before it as 'earlier',
+    the latest first; 'beginning' ends these."""
+    before_revision: Revision | None = None
+    """With newest_first and Last-Event-ID: 'earlier' goes on before it."""
+
+    @property
+    def has_beginning(self) -> bool:
+        return {self.after_revision, self.before_revision, self.history} != {None}
+
+
+class UserStreamStart(OutlineQuery, StreamStart):
+    """Query parameters of the stream of a user's sessions."""
+
+    session_id: str | None = None
+    """Also the whole content of this session."""
+
+
+class SessionUpdate(_Shape):
+    """Changes of a session's details; what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    title: str | None = Field(default=None, examples=["A trip to Turin"])
+    """None for no title."""
+    labels: dict[str, str] | None = Field(default=None, examples=[{"env": "prod"}])
+    """All its labels; None for none."""
+
+
+class TurnRequest(_Shape):
+    """A request to an agent: the fields of ADK's own ``/run_sse`` that fit."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    new_message: types.Content | None = Field(
+        default=None,
+        alias="newMessage",
+        examples=[{"role": "user", "parts": [{"text": "What time is it?"}]}],
+    )
+    state_delta: dict[str, Any] | None = Field(default=None, alias="stateDelta")
+    invocation_id: str | None = Field(default=None, alias="invocationId")
+    """Of an invocation to resume, if ADK's app is resumable."""
+    streaming: bool = True
+    """Whether the model answers piece by piece."""
+    interrupt: bool = False
+    """Stop the turn that runs; else it is answered by 409."""
+
+
+class TurnBegun(_Shape):
+    """A turn that runs from now on, whoever reads it."""
+
+    epoch: int
+    """Its number, as the session's stream shows it."""
+
+
+class TurnStop(BaseModel):
+    """Why a turn is stopped."""
+
+    reason: str | None = Field(default=None, max_length=1000)
+
+
+class ForkRequest(_Shape):
+    """Where a session is forked."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    at_revision: Revision | None = None
+    """After so many events; after all, unless given."""
 
 
 async def _key(app_name: AppName, user_id: UserId, session_id: SessionId) -> SessionKey:
@@ -83,38 +290,12 @@ async def _scope(app_name: AppName, user_id: UserId) -> Scope:
 Key: TypeAlias = Annotated[SessionKey, Depends(_key)]
 OfUser: TypeAlias = Annotated[Scope, Depends(_scope)]
 
-_INTERRUPT_SECONDS: Final = 10.0
-"""Seconds that a turn which is interrupted has to end."""
-
-_MOST_LOOKS: Final = 10
-"""Queries for one page of sessions, if evaluations made most of them."""
-
-_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {
-        "description": description,
-        "content": {
-            "application/problem+json": {
-                "schema": shapes.ProblemDetails.model_json_schema()
-            }
-        },
-    }
-    for status, description in {
-        403: "Not allowed, whatever exists",
-        404: "There is no such session",
-        422: "The request is invalid",
-        503: "MongoDB is unavailable",
-    }.items()
-}
-
-_ONE: Final = "/sessions/{session_id}"
-
 
 def sessions_router(
     service: MongoSessionService,
     *,
     authorize: Authorize,
     runner: Runner | None = None,
-    query_parameters: Iterable[str] = (),
 ) -> APIRouter:
     """Serves sessions as resources, in any FastAPI application, ADK's own too.
 
@@ -136,16 +317,15 @@ def sessions_router(
     - ``DELETE /sessions/{session_id}/turn``: stops what runs in any process.
     - ``POST /sessions/{session_id}/turns``, with a ``runner``: runs its agent in a turn
       that goes on without the request, and answers by 202 and the turn's epoch. The
-      session's stream has what it says, with ``partials=true``.
+      session's stream has its partials, with ``partials=true``.
 
     Before anything is read, and again at each heartbeat of a stream, ``authorize`` is
     asked. What is sent is the public view, as ADK's own server sends it: see
     :attr:`Change.json_text`. Requests are refused with problem details (RFC 9457):
-    403, whatever exists, if ``authorize`` says no; 404; 413; 415; 422 for invalid and
-    unknown parameters; 503 with ``Retry-After`` while MongoDB is away, or a user's
-    clients have not read other answers. Writes need an
-    ``Origin`` of the same host, or the header ``X-Requested-With``, which no form can
-    send.
+    403, whatever exists, if ``authorize`` returns False; 404; 413; 415; 422; 503 with
+    ``Retry-After`` while MongoDB is away, or a user's clients have not read other
+    answers. Unknown query parameters are ignored. Writes need an ``Origin`` of the same
+    host, or the header ``X-Requested-With``, which no form can send.
 
     Args:
         service: The ``MongoSessionService``.
@@ -156,13 +336,11 @@ def sessions_router(
             :func:`allow_everyone` lets everybody in.
         runner: An ADK ``Runner`` of the app whose sessions may be asked something. Its
             turns end with the process, or by ``service.close(grace=)``.
-        query_parameters: Names of query parameters that ``authorize`` reads. Others
-            that the routes do not know are refused.
 
     Raises:
         ConfigurationError: ``authorize`` cannot be called.
     """
-    return SessionResources(service, authorize, runner).router(query_parameters)
+    return SessionResources(service, authorize, runner).router()
 
 
 class SessionResources:
@@ -185,23 +363,19 @@ class SessionResources:
             WeakValueDictionary()
         )
 
-    def router(self, query_parameters: Iterable[str]) -> APIRouter:
+    def router(self) -> APIRouter:
         """Make the routes; see :func:`sessions_router`."""
-        names = {"query_parameters": frozenset(query_parameters)}
         router = APIRouter(
-            route_class=type("NamedSessionRoute", (SessionRoute,), names),
-            responses=_REFUSALS,
-            tags=["sessions"],
+            route_class=SessionRoute, responses=REFUSALS, tags=["sessions"]
         )
-
         routes: list[tuple[Action | None, str, str, Any, Any, int]] = [
-            ("list", "GET", "/sessions", self.list_sessions, shapes.SessionList, 200),
+            ("list", "GET", "/sessions", self.list_sessions, SessionPage, 200),
             ("read", "GET", _ONE, self.get_session, Session, 200),
-            ("update", "PATCH", _ONE, self.update_session, shapes.SessionRow, 200),
+            ("update", "PATCH", _ONE, self.update_session, SessionSummary, 200),
             ("delete", "DELETE", _ONE, self.delete_session, None, 200),
-            ("read", "GET", f"{_ONE}/events", self.list_events, shapes.EventList, 200),
-            ("fork", "POST", f"{_ONE}/fork", self.fork_session, shapes.SessionRow, 201),
-            ("run", "POST", f"{_ONE}/turns", self.start_turn, shapes.TurnBegun, 202),
+            ("read", "GET", f"{_ONE}/events", self.list_events, EventList, 200),
+            ("fork", "POST", f"{_ONE}/fork", self.fork_session, SessionSummary, 201),
+            ("run", "POST", f"{_ONE}/turns", self.start_turn, TurnBegun, 202),
             ("stop", "DELETE", f"{_ONE}/turn", self.stop_turn, None, 202),
             ("read", "GET", f"{_ONE}/changes", self.stream_session, SessionChange, 200),
             # It asks by itself, also about the session whose content is wanted.
@@ -233,7 +407,7 @@ class SessionResources:
         return Depends(ask_of_user if action == "list" else ask_of_session)
 
     async def list_sessions(
-        self, scope: OfUser, query: Annotated[shapes.SessionQuery, Query()]
+        self, scope: OfUser, query: Annotated[SessionQuery, Query()]
     ) -> Response:
         """Lists a user's sessions, a page at a time; the latest first."""
         async with self.answer_in_time():
@@ -241,7 +415,7 @@ class SessionResources:
         return json_response({"sessions": rows, "next_page_token": token})
 
     async def get_session(
-        self, key: Key, query: Annotated[shapes.SessionRead, Query()]
+        self, key: Key, query: Annotated[SessionRead, Query()]
     ) -> Response:
         """Shows a session as ADK's own server does."""
         recent, at_revision = query.num_recent_events, query.at_revision
@@ -265,7 +439,7 @@ class SessionResources:
             return HeldText(text, held.pop_all(), self.limits)
 
     async def list_events(
-        self, key: Key, query: Annotated[shapes.EventQuery, Query()]
+        self, key: Key, query: Annotated[EventQuery, Query()]
     ) -> Response:
         """Lists a session's events, a page at a time."""
         shown: list[bytes] = []
@@ -287,15 +461,13 @@ class SessionResources:
             text = text_with_events({"has_more": has_more}, shown)
             return HeldText(text, held.pop_all(), self.limits)
 
-    async def update_session(self, key: Key, update: shapes.SessionUpdate) -> Response:
+    async def update_session(self, key: Key, update: SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
         fields = update.model_dump(exclude_unset=True)
         found = await self.service.update_session(**key.id, **fields)
-        return json_response(session_row(found))
+        return json_response(summary_fields(found))
 
-    async def fork_session(
-        self, key: Key, fork: shapes.ForkRequest | None = None
-    ) -> Response:
+    async def fork_session(self, key: Key, fork: ForkRequest | None = None) -> Response:
         """Creates a session of the same user with the events up to a revision."""
         revision = None if fork is None else fork.at_revision
         forked = await self.service.fork_session(**key.id, at_revision=revision)
@@ -309,7 +481,7 @@ class SessionResources:
         await self.service.delete_session(**key.id)
         return json_response(None)
 
-    async def start_turn(self, key: Key, asked: shapes.TurnRequest) -> Response:
+    async def start_turn(self, key: Key, asked: TurnRequest) -> Response:
         """Runs the agent in a turn of a session, which goes on without this request."""
         if self.runner is None or key.app_name != self.runner.app_name:
             raise session_not_found_error(key.session_id)
@@ -331,9 +503,7 @@ class SessionResources:
         )
         return json_response({"epoch": running.epoch}, 202)
 
-    async def stop_turn(
-        self, key: Key, stop: shapes.TurnStop | None = None
-    ) -> Response:
+    async def stop_turn(self, key: Key, stop: TurnStop | None = None) -> Response:
         """Stops the turn of a session, in whichever process it runs."""
         reason = None if stop is None else stop.reason
         if not await self.service.stop_turn(**key.id, reason=reason):
@@ -344,8 +514,8 @@ class SessionResources:
         self,
         request: Request,
         key: Key,
-        query: Annotated[shapes.StreamStart, Query()],
-        last_event_id: shapes.LastEventId = None,
+        query: Annotated[StreamStart, Query()],
+        last_event_id: LastEventId = None,
     ) -> Response:
         """Streams a session's changes, as server-sent events.
 
@@ -366,8 +536,8 @@ class SessionResources:
         self,
         request: Request,
         scope: OfUser,
-        query: Annotated[shapes.UserStreamStart, Query()],
-        last_event_id: shapes.LastEventId = None,
+        query: Annotated[UserStreamStart, Query()],
+        last_event_id: LastEventId = None,
     ) -> Response:
         """Streams what happens to a user's sessions from now on, as server-sent events.
 
@@ -414,7 +584,7 @@ class SessionResources:
     async def open_content(
         self,
         key: SessionKey,
-        start: shapes.StreamStart,
+        start: StreamStart,
         place: StreamPlace | None,
         opening: AsyncExitStack,
     ) -> list[Frames]:
@@ -471,7 +641,7 @@ class SessionResources:
     async def open_outlines(
         self,
         scope: Scope,
-        query: shapes.OutlineQuery,
+        query: OutlineQuery,
         may_show: Callable[[SessionKey], Awaitable[bool]],
         opening: AsyncExitStack,
         first: Change | None = None,
@@ -492,7 +662,7 @@ class SessionResources:
         return outlines(subscription, is_shown, first)
 
     async def find_rows(
-        self, scope: Scope, query: shapes.SessionQuery
+        self, scope: Scope, query: SessionQuery
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Find a page of an app's or a user's sessions, and the token of the next."""
         app_name, user_id, _ = scope
@@ -515,7 +685,7 @@ class SessionResources:
                 page_token=token,
             )
             rows += [
-                session_row(each)
+                summary_fields(each)
                 for each in page.sessions
                 if query.include_eval or not _is_of_evaluation(each.id)
             ]
@@ -531,7 +701,7 @@ class SessionResources:
         async with backends_of(self.service).in_call() as opened:
             at = opened.connection
             found = await search.find_by_id(at, app_name, user_id, session_id)
-        return [session_row(each) for each in found]
+        return [summary_fields(each) for each in found]
 
     async def hold_share(
         self, key: SessionKey, held: AsyncExitStack
@@ -545,7 +715,7 @@ class SessionResources:
                 await held.enter_async_context(share)
         except TimeoutError:
             why = "Other answers about this user's sessions have not been read yet."
-            raise HTTPException(503, why, problems.LATER) from None
+            raise HTTPException(503, why, LATER) from None
         return share
 
     @asynccontextmanager
@@ -572,17 +742,10 @@ def _is_of_evaluation(session_id: str) -> bool:
     return session_id.startswith(_EVAL_PREFIXES)
 
 
-def session_row(summary: SessionSummary) -> dict[str, Any]:
-    """Describe a session as lists show it."""
-    rest = summary.model_dump(exclude={"state", "id", "app_name", "user_id"})
-    names = {"app_name": summary.app_name, "user_id": summary.user_id}
-    return {**names, "session_id": summary.id, **rest}
-
-
 def json_response(fields: Mapping[str, object] | None, status: int = 200) -> Response:
     """Answer with the public view of some fields, or with null."""
     text = "null" if fields is None else public_view.json_text(fields)
-    return Response(text, status, problems.NO_STORE, "application/json")
+    return Response(text, status, NO_STORE, "application/json")
 
 
 class HeldText(Response):
@@ -591,7 +754,7 @@ class HeldText(Response):
     media_type = "application/json"
 
     def __init__(self, text: bytes, held: AsyncExitStack, limits: Limits) -> None:
-        super().__init__(None, headers=problems.NO_STORE)
+        super().__init__(None, headers=NO_STORE)
         self._text = text
         self._held = held
         self._limits = limits

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from google.adk.events.event import Event
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from mongo_session_service._public import public
+
+_DESCRIBED: Final = ConfigDict(
+    frozen=True,
+    use_attribute_docstrings=True,
+    json_schema_serialization_defaults_required=True,
+)
 
 
 @public
 class WaitingCall(BaseModel):
     """A call that waits for a person: for a confirmation, a credential, an answer."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _DESCRIBED
 
     call_id: str
     """The id that the function response has to have; empty if it is sealed, and the
     service has no ``after_load``."""
     name: str | None
-    """The function's; None if the event does not tell, or it is sealed."""
+    """The function's; None if the event does not name it, or it is sealed."""
     author: str | None
     """The agent that called it; None if it is sealed."""
     since: float
@@ -35,14 +42,14 @@ class WaitingCall(BaseModel):
 class SessionSummary(BaseModel):
     """A session without its events. Times are seconds since 1970."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _DESCRIBED
 
-    id: str
+    id: str = Field(serialization_alias="session_id")
     app_name: str
     user_id: str
     title: str | None = None
     labels: dict[str, str] = {}
-    state: dict[str, Any] | None = None
+    state: SkipJsonSchema[dict[str, Any] | None] = None
     """With that of its app and user, as ADK shows it; None if it was not asked for."""
     revision: int
     """How many events were appended."""
@@ -66,11 +73,17 @@ class SessionSummary(BaseModel):
         return self.revision - self.log_begins
 
 
+def summary_fields(summary: SessionSummary) -> dict[str, Any]:
+    """Return a session's fields for JSON, without state that was not read."""
+    is_read = summary.state is not None
+    return summary.model_dump(by_alias=True, exclude=None if is_read else {"state"})
+
+
 @public
 class SessionPage(BaseModel):
     """A page of sessions that were found."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = _DESCRIBED
 
     sessions: list[SessionSummary]
     next_page_token: str | None = None
@@ -96,9 +109,9 @@ class TurnInfo(NamedTuple):
     host: str
     """The name of the host that has it, or had it."""
     reason: str | None = None
-    """Why it was stopped, as the caller of ``stop_turn`` has said, or has failed."""
+    """Why it was stopped, as given to ``stop_turn``, or has failed."""
     error_type: str | None = None
-    """The class of the error that has ended a failed one."""
+    """The class of the error that ended a failed one."""
 
 
 @public

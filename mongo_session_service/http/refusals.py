@@ -1,0 +1,373 @@
+"""Refusals: who may do what, which requests are refused unread, and how."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
+from http.client import responses
+from typing import Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import unquote
+
+import anyio.to_thread
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Message
+from starlette.types import Scope as ASGIScope
+from typing_extensions import override
+
+from mongo_session_service.changes.routing import Scope
+from mongo_session_service.errors import (
+    ConfigurationError,
+    DocumentTooLargeError,
+    InvalidInputError,
+    LeaseLostError,
+    MongoSessionServiceError,
+    StorageUnavailableError,
+    TurnTakenError,
+    UnknownOutcomeError,
+)
+from mongo_session_service.model.records import SessionKey
+
+logger = logging.getLogger(__name__)
+
+NO_STORE: Final = {"Cache-Control": "no-store"}
+
+RETRY_SECONDS: Final = 10
+"""Seconds after which MongoDB may be there again."""
+
+LATER: Final = {"Retry-After": str(RETRY_SECONDS)}
+
+SEE_LOG: Final = "Sessions cannot be read or written; see the server's log."
+UNAVAILABLE: Final = "MongoDB is unavailable."
+
+_MAY_NOT: Final = "You may not do this."
+
+_SLASH: Final = re.compile("%2[Ff]")
+_STAND_IN: Final = "\udc2f"
+"""Of a slash in an id: no path that is decoded holds it."""
+
+_MAX_BODY: Final = 65_536
+"""Bytes of a request's body."""
+
+
+class ProblemDetails(BaseModel):
+    """A refusal, as problem details (RFC 9457)."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    type: str = "about:blank"
+    """The status is all there is to the type."""
+    title: str = Field(examples=["Not Found"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["There is no such session."])
+    errors: list[dict[str, Any]] = []
+    """With 422: each mistake of the request; its loc, msg and type."""
+
+
+REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {
+        "description": description,
+        "content": {
+            "application/problem+json": {"schema": ProblemDetails.model_json_schema()}
+        },
+    }
+    for status, description in {
+        403: "Not allowed, whatever exists",
+        404: "There is no such session",
+        422: "The request is invalid",
+        503: "MongoDB is unavailable",
+    }.items()
+}
+"""The refusals of every route, for FastAPI's schema."""
+
+_REFUSED: Final = (
+    HTTPException,
+    RequestValidationError,
+    AlreadyExistsError,
+    SessionNotFoundError,
+    StaleSessionError,
+    MongoSessionServiceError,
+    TurnTakenError,
+)
+"""The errors that :func:`problem_of_error` answers."""
+
+Action: TypeAlias = Literal["read", "list", "update", "fork", "delete", "run", "stop"]
+
+_OFFERED: Final[tuple[Action, ...]] = (
+    *("list", "read", "update", "fork", "delete", "stop"),
+)
+
+
+class Authorize(Protocol):
+    """Decides whether a request may do something: returns, or awaits, True or False."""
+
+    def __call__(
+        self,
+        request: Request,
+        /,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str | None,
+        action: Action,
+    ) -> bool | Awaitable[bool]:
+        """Decide, before anything is read.
+
+        Args:
+            request: The request.
+            app_name: The app.
+            user_id: The user whose session it is.
+            session_id: The session; None if ``action`` is ``"list"``.
+            action: ``"list"`` a user's sessions; or ``"read"``, ``"update"`` (title and
+                labels), ``"fork"`` or ``"delete"`` a session; ``"run"`` an agent in a
+                turn of it, or ``"stop"`` one.
+        """
+
+
+async def allow_everyone(
+    _: Request, *, app_name: str, user_id: str, session_id: str | None, action: Action
+) -> bool:
+    """Allows everybody everything, where that is meant: on a developer's own machine.
+
+    Pass it as ``authorize``.
+    """
+    del app_name, user_id, session_id, action
+    return True
+
+
+class Permission:
+    """Asks ``authorize``, within a time and within a scope."""
+
+    def __init__(self, authorize: Authorize, seconds: float, within: Scope) -> None:
+        if not callable(authorize):
+            message = (
+                "authorize must be a function (request, *, app_name, user_id,"
+                " session_id, action) that returns whether the request is allowed;"
+                " allow_everyone lets everybody in."
+            )
+            raise ConfigurationError(message)
+        self._authorize = authorize
+        self._seconds = seconds
+        self._within = within
+
+    async def require(
+        self, request: Request, key: SessionKey | Scope, action: Action
+    ) -> None:
+        """Refuse a request that may not perform an action on a session or a user's."""
+        if not await self.allows(request, key, action):
+            raise HTTPException(403, _MAY_NOT)
+
+    async def allows(
+        self, request: Request, key: SessionKey | Scope, action: Action
+    ) -> bool:
+        """Ask whether a request may perform an action on a session or a user's.
+
+        If ``authorize`` fails: its own HTTPException, or one with 500; 503 if too late.
+        """
+        pairs = zip(self._within, key, strict=True)
+        if any(own not in {None, asked} for own, asked in pairs):
+            return False
+        names = key._asdict()
+        asked = asyncio.ensure_future(self._ask(request, **names, action=action))
+        try:
+            # Waited for rather than timed out: it may hold up its own cancellation.
+            await asyncio.wait({asked}, timeout=self._seconds)
+            if not asked.done():
+                logger.error("authorize did not answer in %g seconds.", self._seconds)
+                why = "It could not be decided in time whether you may do this."
+                raise HTTPException(503, why, LATER)
+        finally:
+            asked.cancel()
+        return asked.result()
+
+    async def allowed_actions(self, request: Request, key: SessionKey) -> list[Action]:
+        """List what a request may do to a session; for a page to offer no more."""
+        allowed = []
+        for each in _OFFERED:
+            asked = Scope(*key[:2]) if each == "list" else key
+            with suppress(HTTPException):  # another way to say no
+                if await self.allows(request, asked, each):
+                    allowed.append(each)
+        return allowed
+
+    async def _ask(self, request: Request, **asked: Any) -> bool:
+        call = partial(self._authorize, request, **asked)
+        try:
+            if inspect.iscoroutinefunction(self._authorize):
+                answer = call()
+            else:
+                answer = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except HTTPException:
+            raise
+        except Exception as error:
+            logger.exception("authorize failed.")
+            raise HTTPException(500, "See the server's log.") from error
+        if not isinstance(answer, bool):
+            kind = type(answer).__name__
+            logger.error("authorize must return True or False, not %s.", kind)
+            raise HTTPException(500, "See the server's log.")
+        return answer
+
+
+class SessionRoute(APIRoute):
+    """A route whose ids may hold slashes, and that refuses by problem details."""
+
+    @override
+    def matches(self, scope: ASGIScope) -> tuple[Match, ASGIScope]:
+        path, slashes = _SLASH.subn(
+            _STAND_IN, scope.get("raw_path", b"").decode("latin-1")
+        )
+        if not slashes or scope["type"] != "http":
+            return super().matches(scope)
+        match, found = super().matches({**scope, "path": unquote(path)})
+        ids = found.get("path_params", {})
+        found["path_params"] = {k: it.replace(_STAND_IN, "/") for k, it in ids.items()}
+        return match, found
+
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def answer_or_refuse(request: Request) -> Response:
+            try:
+                if request.method == "GET":
+                    return await answer(request)
+                _check_origin(request)
+                _check_content_type(request)
+                return await answer(_with_limited_body(request))
+            except _REFUSED as error:
+                return problem_of_error(error)
+
+        return answer_or_refuse
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse what another site may have a browser send with its user's cookies.
+
+    A page of this server has it as its ``Origin``. A form can set no header, and a
+    script of another site none but those that the server allows it.
+    """
+    origin = request.headers.get("origin", "").partition("://")[2]
+    is_own = bool(origin) and origin == request.headers.get("host")
+    if not is_own and "x-requested-with" not in request.headers:
+        message = (
+            "Writing needs an Origin of this server, as its own pages send it, or the"
+            " header X-Requested-With, with any value."
+        )
+        raise HTTPException(403, message)
+
+
+def _check_content_type(request: Request) -> None:
+    has_body = request.headers.get("content-length", "0") != "0"
+    if has_body or "transfer-encoding" in request.headers:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind.lower() != "application/json":
+            raise HTTPException(415, "Send JSON, as application/json.")
+
+
+def _with_limited_body(request: Request) -> Request:
+    length = 0
+
+    async def receive() -> Message:
+        nonlocal length
+        message = await request.receive()
+        length += len(message.get("body", b""))
+        if length > _MAX_BODY:
+            raise HTTPException(413, f"Send {_MAX_BODY:,} bytes at most.")
+        return message
+
+    return Request(request.scope, receive)
+
+
+def problem_response(
+    status: int,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    **members: Any,
+) -> Response:
+    """Make problem details: the one form that a refusal over HTTP has (RFC 9457)."""
+    title = responses.get(status, "Refused")
+    problem = {"type": "about:blank", "title": title, "status": status}
+    return Response(
+        json.dumps(problem | {"detail": detail} | members),
+        status,
+        {**NO_STORE, **(headers or {})},
+        "application/problem+json",
+    )
+
+
+def problem_of_error(error: Exception) -> Response:
+    """Make the answer to a request that failed with one of the errors in ``_REFUSED``.
+
+    It holds nothing that is stored, and nothing of the request's content.
+    """
+    match error:
+        case HTTPException():
+            return problem_response(error.status_code, str(error.detail), error.headers)
+        case RequestValidationError():
+            mistakes = [
+                {name: each[name] for name in ("loc", "msg", "type")}
+                for each in error.errors()
+            ]
+            named = (".".join(map(str, each["loc"][1:])) for each in mistakes)
+            why = "; ".join(
+                f"{name or 'body'}: {each['msg']}"
+                for name, each in zip(named, mistakes, strict=True)
+            )
+            return problem_response(422, why, errors=mistakes)
+        case DocumentTooLargeError() | InvalidInputError():
+            is_too_large = isinstance(error, DocumentTooLargeError)
+            return problem_response(413 if is_too_large else 422, error.message)
+        case SessionNotFoundError():
+            return problem_response(404, "There is no such session.")
+        case StaleSessionError():
+            why = "The session was written to meanwhile. Load it, and try again."
+            return problem_response(409, why)
+        case TurnTakenError():
+            why = "Another turn of the session runs. Wait for its end, or stop it."
+            return problem_response(409, why)
+        case AlreadyExistsError() | LeaseLostError():
+            return problem_response(409, str(error))
+        case UnknownOutcomeError():
+            why = "The outcome of the write is unknown: repeat it."
+            return problem_response(503, why)
+        case StorageUnavailableError():
+            return problem_response(503, UNAVAILABLE, LATER)
+        case _:
+            logger.error("A request failed. %s", error)
+            return problem_response(500, SEE_LOG)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Has an application answer errors as :func:`sessions_router` does.
+
+    With problem details (RFC 9457) as JSON: 404 for ``SessionNotFoundError``, 409 for
+    ``AlreadyExistsError``, ``StaleSessionError``, a turn that is taken, or was lost;
+    413 for ``DocumentTooLargeError``, 422 for ``InvalidInputError`` and for requests
+    that FastAPI finds invalid; 503 with ``Retry-After`` while MongoDB is unavailable;
+    500, and a line in the log, for other errors of the service. Each ``HTTPException``
+    keeps its status and headers.
+    """
+
+    async def refuse(_: Request, error: Exception) -> Response:
+        return problem_of_error(error)
+
+    for each in _REFUSED:
+        app.add_exception_handler(each, refuse)
