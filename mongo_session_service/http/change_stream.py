@@ -141,23 +141,41 @@ class StreamPlace(NamedTuple):
         return cls(revision, (partial[0], partial[1]) if partial else None)
 
 
+class Share:
+    """A share of the pages of one user's sessions that may be held at once."""
+
+    def __init__(self, pages: asyncio.Semaphore) -> None:
+        self._pages = pages
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Wait until another page may be read."""
+        await self._pages.acquire()
+        self._is_taken = True
+
+    def give_back(self) -> None:
+        """Let others read, unless that is so already."""
+        if self._is_taken:
+            self._is_taken = False
+            self._pages.release()
+
+
 async def session_frames(
     subscription: SessionSubscription,
-    share: asyncio.Semaphore,
-    held: AsyncExitStack,
+    share: Share,
     first: Frame | None,
     after_partial: tuple[int, int] | None,
 ) -> Frames:
     """Everything that happens to one session, a page of its log at a time.
 
-    The share is held at first, and then for each page until it is sent; not for changes
-    that follow, whose readers share their text.
+    The share is taken at first, and then for each page until it is sent; not for
+    changes that follow, whose readers share their text.
     """
     if first is not None:
         yield [first]
     while True:
         if subscription.is_following:
-            await held.aclose()
+            share.give_back()
         frames, pace = [], Pace()
         async for change in subscription:
             turn, position, id_ = change.turn, change.turn_position, None
@@ -174,25 +192,23 @@ async def session_frames(
             return
         yield frames
         if not subscription.is_following:
-            await held.aclose()
-            await held.enter_async_context(share)
+            share.give_back()
+            await share.take()
 
 
-async def earlier_events(
-    pages: AsyncGenerator[list[Change]], share: asyncio.Semaphore
-) -> Frames:
+async def earlier_events(pages: AsyncGenerator[list[Change]], share: Share) -> Frames:
     """Read the events of a session before a revision, the latest first."""
     with suppress(SessionNotFoundError):  # its content has ``deleted``
-        while True:
-            async with share:
-                changes = await anext(pages, None)
-                if changes is None:
-                    break
-                frames, pace = [], Pace()
-                for each in changes:
-                    frames.append(Frame("earlier", each.json_text))
-                    await pace.yield_to_loop()
-                yield frames
+        await share.take()
+        async for changes in pages:
+            frames, pace = [], Pace()
+            for each in changes:
+                frames.append(Frame("earlier", each.json_text))
+                await pace.yield_to_loop()
+            yield frames
+            share.give_back()
+            await share.take()
+        share.give_back()
         yield [Frame("beginning", "{}")]
 
 

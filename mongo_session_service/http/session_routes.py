@@ -46,6 +46,7 @@ from mongo_session_service.http.change_stream import (
     ChangeStream,
     Frame,
     Frames,
+    Share,
     StreamPlace,
     earlier_events,
     outlines,
@@ -359,7 +360,7 @@ class SessionResources:
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
         self.permission = Permission(authorize, seconds, within)
-        self._shares: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = (
+        self._pages: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = (
             WeakValueDictionary()
         )
 
@@ -421,7 +422,7 @@ class SessionResources:
         recent, at_revision = query.num_recent_events, query.at_revision
         if at_revision is not None and query.after_timestamp is not None:
             raise InvalidInputError("Give at_revision or afterTimestamp, not both.")
-        async with self.read_in_time(key) as held:
+        async with self.read_in_time(key) as share:
             if at_revision is None:
                 config = GetSessionConfig(
                     num_recent_events=recent, after_timestamp=query.after_timestamp
@@ -435,8 +436,7 @@ class SessionResources:
                     del session.events[: max(len(session.events) - recent, 0)]
             if session is None:
                 raise session_not_found_error(key.session_id)
-            text = await session_json(session)
-            return HeldText(text, held.pop_all(), self.limits)
+            return HeldText(await session_json(session), share, self.limits)
 
     async def list_events(
         self, key: Key, query: Annotated[EventQuery, Query()]
@@ -444,7 +444,7 @@ class SessionResources:
         """Lists a session's events, a page at a time."""
         shown: list[bytes] = []
         size, has_more, pace = 0, False, Pace()
-        async with self.read_in_time(key) as held:
+        async with self.read_in_time(key) as share:
             found = self.service.iter_events(
                 **key.id, **query.model_dump() | {"limit": query.limit + 1}
             )
@@ -459,7 +459,7 @@ class SessionResources:
                     size += len(shown[-1])
                     await pace.yield_to_loop()
             text = text_with_events({"has_more": has_more}, shown)
-            return HeldText(text, held.pop_all(), self.limits)
+            return HeldText(text, share, self.limits)
 
     async def update_session(self, key: Key, update: SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
@@ -525,8 +525,8 @@ class SessionResources:
         """
         place = StreamPlace.of_id(last_event_id)
         permit = partial(self.permission.require, request, key, "read")
-        async with self.answer_in_time(), AsyncExitStack() as opening:
-            actions = await self.permission.allowed_actions(request, key)
+        actions = await self.permission.allowed_actions(request, key)
+        async with AsyncExitStack() as opening:
             content = await self.open_content(key, query, place, opening)
             return ChangeStream(
                 content, opening.pop_all(), permit, self.limits, actions
@@ -541,8 +541,8 @@ class SessionResources:
     ) -> Response:
         """Streams what happens to a user's sessions from now on, as server-sent events.
 
-        Without events, state and what turns say. ``session_id`` adds the whole content
-        of one session, and ``id``s that resume it.
+        Without events, state and partials. ``session_id`` adds the whole content of one
+        session, and ``id``s that resume it.
         """
         place = StreamPlace.of_id(last_event_id)
         key = None
@@ -564,9 +564,10 @@ class SessionResources:
         actions: list[Action] = []
         content: list[Frames] = []
         gone = None
-        async with self.answer_in_time(), AsyncExitStack() as opening:
+        if key is not None:
+            actions = await self.permission.allowed_actions(request, key)
+        async with AsyncExitStack() as opening:
             if key is not None:
-                actions = await self.permission.allowed_actions(request, key)
                 try:
                     content = await self.open_content(key, query, place, opening)
                 except SessionNotFoundError:
@@ -598,8 +599,8 @@ class SessionResources:
         after = start.after_revision if place is None else place.revision
         before = start.before_revision
         log_begins = 0
-        held = await opening.enter_async_context(AsyncExitStack())
-        share = await self.hold_share(key, held)
+        share = await self.take_share(key)
+        opening.callback(share.give_back)
         while True:
             from_start = start.history == "all" and after is None
             partial_place = place.partial if place and start.partials else None
@@ -611,7 +612,8 @@ class SessionResources:
                 after_partial=partial_place,
             )
             try:
-                await opening.enter_async_context(subscription)
+                async with self.answer_in_time():
+                    await opening.enter_async_context(subscription)
                 break
             except InvalidInputError as error:
                 if from_start and isinstance(error, TrimmedError):
@@ -624,7 +626,7 @@ class SessionResources:
         if from_start:
             # After the subscription: if the session is recreated in between, the
             # subscription delivers ``deleted``.
-            async with self.service.watch(*key) as changes:
+            async with self.answer_in_time(), self.service.watch(*key) as changes:
                 snapshot = await anext(changes)
             # Without an id: a client could not resume from it.
             first = Frame(snapshot.kind, snapshot.json_text)
@@ -633,10 +635,13 @@ class SessionResources:
             before = (snapshot.revision or 0) + 1
             first = Frame(snapshot.kind, snapshot.json_text, str(snapshot.revision))
         subscription = cast("SessionSubscription", subscription)
-        content = session_frames(subscription, share, held, first, partial_place)
+        content = session_frames(subscription, share, first, partial_place)
         if start.history != "newest_first" or before is None:
             return [content]
-        return [content, earlier_events(subscription.earlier(before), share)]
+        return [
+            content,
+            earlier_events(subscription.earlier(before), self.share_of(key)),
+        ]
 
     async def open_outlines(
         self,
@@ -658,7 +663,8 @@ class SessionResources:
 
         size = self.limits.http_unread_bytes
         watching = self.service.watch(*scope, max_bytes=size, partials=query.partials)
-        subscription = await opening.enter_async_context(watching)
+        async with self.answer_in_time():
+            subscription = await opening.enter_async_context(watching)
         return outlines(subscription, is_shown, first)
 
     async def find_rows(
@@ -703,28 +709,32 @@ class SessionResources:
             found = await search.find_by_id(at, app_name, user_id, session_id)
         return [summary_fields(each) for each in found]
 
-    async def hold_share(
-        self, key: SessionKey, held: AsyncExitStack
-    ) -> asyncio.Semaphore:
+    def share_of(self, key: SessionKey) -> Share:
+        """Make a share, not taken yet, of what may be read of a user's sessions."""
+        pages = asyncio.Semaphore(self.limits.http_user_pages)
+        return Share(self._pages.setdefault(key[:2], pages))
+
+    async def take_share(self, key: SessionKey) -> Share:
         """Wait until more may be read of a user's sessions, or refuse the request."""
-        share = self._shares.setdefault(
-            key[:2], asyncio.Semaphore(self.limits.http_user_pages)
-        )
+        share = self.share_of(key)
         try:
             async with asyncio.timeout(self.limits.http_answer_seconds):
-                await held.enter_async_context(share)
+                await share.take()
         except TimeoutError:
             why = "Other answers about this user's sessions have not been read yet."
             raise HTTPException(503, why, LATER) from None
         return share
 
     @asynccontextmanager
-    async def read_in_time(self, key: SessionKey) -> AsyncIterator[AsyncExitStack]:
-        """Give a read its time, and a share of the user's that is held until then."""
-        async with AsyncExitStack() as held:
-            await self.hold_share(key, held)
+    async def read_in_time(self, key: SessionKey) -> AsyncIterator[Share]:
+        """Give a read its time, and a share that is given back if it fails."""
+        share = await self.take_share(key)
+        try:
             async with self.answer_in_time():
-                yield held
+                yield share
+        except BaseException:
+            share.give_back()
+            raise
 
     @asynccontextmanager
     async def answer_in_time(self) -> AsyncIterator[None]:
@@ -753,10 +763,10 @@ class HeldText(Response):
 
     media_type = "application/json"
 
-    def __init__(self, text: bytes, held: AsyncExitStack, limits: Limits) -> None:
+    def __init__(self, text: bytes, share: Share, limits: Limits) -> None:
         super().__init__(None, headers=NO_STORE)
         self._text = text
-        self._held = held
+        self._share = share
         self._limits = limits
 
     @override
@@ -778,7 +788,7 @@ class HeldText(Response):
             logger.info("A client's answer ends. It did not read.")
         finally:
             self._text = b""
-            await self._held.aclose()
+            self._share.give_back()
         await send({**body, "body": b""})
 
 

@@ -155,7 +155,6 @@ async def test_a_script_writes_with_a_header_that_no_form_can_send(
         ("PATCH", "", {"tilte": "T"}, 422),
         ("PATCH", "", {"title": 7}, 422),
         ("PATCH", "", {"labels": "a=b"}, 422),
-        ("PATCH", "?title=T", {"title": "T"}, 422),
         ("DELETE", "?action=fork", None, 422),
         ("PATCH", "-none", {"title": "T"}, 404),
         ("POST", "-none/fork", {"at_revision": 1}, 404),
