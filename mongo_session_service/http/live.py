@@ -155,8 +155,8 @@ class AllSessions(SessionResources):
         shown = []
         query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
         async with self.answer_in_time():
-            async with backends_of(self.service).in_call() as opened:
-                names = await search.list_apps(opened.connection)
+            async with backends_of(self.service).in_call() as backend:
+                names = await search.list_apps(backend.connection)
             for name in filter(partial(lookup_id, "app_name"), names):
                 scope = Scope(name, self.within.user_id)
                 if self.within.app_name not in {None, name}:
@@ -177,11 +177,8 @@ class AllSessions(SessionResources):
         scope = self._of_app(app_name)
         async with self.answer_in_time():
             rows, token = await self.find_rows(scope, query)
-            listed = {
-                "sessions": await self._permitted(request, rows),
-                "next_page_token": token,
-                "order_by": query.order_by or "create_time",
-            }
+            shown = await self._permitted(request, rows)
+            listed = {"sessions": shown, "next_page_token": token}
             return json_response(listed | await self._place())
 
     async def list_turns(self, request: Request, app_name: AppName) -> Response:
@@ -213,18 +210,16 @@ class AllSessions(SessionResources):
         return await self._stream(request, self.within, query)
 
     def _of_app(self, app_name: str) -> Scope:
-        """Return what may be shown of an app, if anything may."""
         if self.within.app_name not in {None, app_name}:
             raise HTTPException(403, "This app is not shown here.")
         return Scope(check_id("app_name", app_name), self.within.user_id)
 
     async def _place(self) -> dict[str, Any]:
-        """Tell what all this is limited to, and the database if that may be known."""
+        """Name what the page is limited to, and the database if that may be known."""
         place = None
         if self.shows_place:
-            async with backends_of(self.service).in_call() as opened:
-                nodes = opened.connection.client.nodes
-            server = ", ".join(sorted(f"{host}:{port}" for host, port in nodes))
+            async with backends_of(self.service).in_call() as backend:
+                server = ", ".join(backend.connection.servers)
             place = {"name": self.service.database_name, "server": server}
         app_name, user_id, _ = self.within
         return {
@@ -239,9 +234,9 @@ class AllSessions(SessionResources):
         query: OutlineQuery,
     ) -> Response:
         async def permit() -> None:
-            """Allow it: ``authorize`` is asked about each change."""
+            """Allow all: ``authorize`` is asked about each change."""
 
-        async with self.answer_in_time(), AsyncExitStack() as opening:
+        async with AsyncExitStack() as opening:
             may_show = partial(self._may_read, request)
             outlines = await self.open_outlines(scope, query, may_show, opening)
             return ChangeStream([outlines], opening.pop_all(), permit, self.limits)

@@ -154,8 +154,8 @@ class SessionQuery(_Shape):
     """Exactly this session."""
     waiting: bool = False
     """Only those that wait for a person."""
-    order_by: Literal["create_time", "update_time"] | None = None
-    """The latest first; of their creation, unless given."""
+    order_by: Literal["create_time", "update_time"] = "create_time"
+    """The latest first."""
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
     page_token: str | None = None
     """The next_page_token of a page."""
@@ -685,7 +685,7 @@ class SessionResources:
                 title=query.title,
                 labels=query.labels or None,
                 waiting=True if query.waiting else None,
-                order_by=query.order_by or "create_time",
+                order_by=query.order_by,
                 with_state=False,
                 limit=query.limit - len(rows),
                 page_token=token,
@@ -704,9 +704,10 @@ class SessionResources:
         self, app_name: str, user_id: str | None, session_id: str
     ) -> list[dict[str, Any]]:
         """Find the sessions of an app, or of a user of it, that have an id."""
-        async with backends_of(self.service).in_call() as opened:
-            at = opened.connection
-            found = await search.find_by_id(at, app_name, user_id, session_id)
+        async with backends_of(self.service).in_call() as backend:
+            found = await search.find_by_id(
+                backend.connection, app_name, user_id, session_id
+            )
         return [summary_fields(each) for each in found]
 
     def share_of(self, key: SessionKey) -> Share:

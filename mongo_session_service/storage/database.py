@@ -160,6 +160,11 @@ class Database:
         except LoginLostError:
             return await attempt()
 
+    @property
+    def servers(self) -> list[str]:
+        """The servers that are connected, as ``host:port``."""
+        return sorted(f"{host}:{port}" for host, port in self.client.nodes)
+
     async def ask_time(self) -> float:
         """Return the server's time, and set the service's clock by it."""
         if self.driver is not Driver.MOCK:

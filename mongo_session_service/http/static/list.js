@@ -34,9 +34,9 @@ class ListPage {
   /** A page of sessions; what it says of the database is shown. */
   async load(parameters, isSearch = false) {
     const { user_id = userId, ...rest } = parameters;
-    const order = userId && !isSearch ? { order_by: "update_time" } : {}; // an app's has that of its index
+    const order = userId && !isSearch ? { order_by: "update_time" } : {}; // no index has it for an app
     const answer = await this.ask(pathOf({ app_name: this.app, user_id }, "sessions"), { ...order, ...rest });
-    if (!isSearch) this.isByActivity = (answer.order_by ?? order.order_by) === "update_time";
+    if (!isSearch) this.isByActivity = order.order_by === "update_time";
     for (const session of answer.sessions) session.turn = this.turns.get(nameOf(session));
     return answer;
   }
