@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from google.adk.events.event import Event
-from pymongo import AsyncMongoClient
-from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
 from mongo_session_service.errors import (
@@ -34,7 +32,8 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import indefinite
-from mongo_session_service.storage.retries import ErrorTranslation
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.uri import open_client
 from mongo_session_service.transfer.sources import (
     EVERYTHING,
@@ -46,7 +45,9 @@ from mongo_session_service.transfer.sources import (
     SessionHeader,
     SharedState,
     in_thread,
+    scan_documents,
     session_text,
+    shared_states,
     validated,
 )
 
@@ -585,9 +586,9 @@ class SqliteSource(SqlSource):
 
 
 _LAYOUT: Final = "sessions of ADK's MongoDbSessionService"
-_REPLY_SESSIONS: Final = 50
-"""Sessions per reply. The cursor waits while their events are read, and MongoDB closes
-cursors that are idle for ten minutes."""
+_NO_NAME: Final = "-"
+"""In place of a database's name that a URI lacks."""
+_SESSIONS_IN_PAGE: Final = 50
 
 
 class AdkMongoDbSource(BaseSource):
@@ -607,90 +608,80 @@ class AdkMongoDbSource(BaseSource):
             ConfigurationError: the URI cannot be used.
             SourceError: no database is named.
         """
-        self._client: AsyncMongoClient[Any] = open_client(uri)
-        try:
-            self._database = self._client.get_default_database()
-        except DriverConfigurationError:
-            if not database:
-                message = "Name the source's database, in its URI or as an option."
-                raise SourceError(message) from None
-        if database:
-            self._database = self._client[database]
-        self._prefix = prefix
+        client = open_client(uri)
+        name = database or client.get_default_database(_NO_NAME).name
+        if name == _NO_NAME:
+            message = "Name the source's database, in its URI or as an option."
+            raise SourceError(message)
+        self._storage = Storage(
+            client, database=name, prefix=prefix, transactions=False
+        )
 
     @property
     def name(self) -> str:
         """The database, without its server."""
-        return f"{_LAYOUT} in database {self._database.name!r}"
-
-    def _collection(self, name: str) -> Any:
-        return self._database[self._prefix + name]
+        return f"{_LAYOUT} in database {self._storage.database.name!r}"
 
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
-        exits.push_async_callback(self._client.close)
-        async with ErrorTranslation(self._client):
-            session = await self._collection("sessions").find_one()
+        exits.push_async_callback(self._storage.client.close)
+        session = await self._storage.find_one(Query("sessions", {}))
         if session is None:
             return
         is_known = isinstance(session["_id"], dict) and "revision" in session
         if not is_known or "id" not in session:
             raise SourceError(
-                f"Collection {self._prefix + 'sessions'!r} of database"
-                f" {self._database.name!r} does not hold {_LAYOUT}, as google-adk 2.13"
-                " stores them. Another layout is read through the service that wrote"
-                " it: `import service` (ServiceSource)."
+                f"Collection {self._storage.sessions.name!r} of database"
+                f" {self._storage.database.name!r} does not hold {_LAYOUT}, as"
+                " google-adk 2.13 stores them. Another layout is read through the"
+                " service that wrote it: `import service` (ServiceSource)."
             )
 
     @override
     async def count_events(self, selection: Selection) -> int | None:
         if selection.since is not None:
             return None
-        async with ErrorTranslation(self._client):
-            events: Any = self._collection("events")
-            return int(await events.count_documents(selection.matching()))
+        counting = Query("events", selection.matching(), then=({"$count": "events"},))
+        (found,) = await self._storage.read(counting)
+        return found[0]["events"] if found else 0
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions by id, each with its events."""
-        async with ErrorTranslation(self._client):
-            for part in (self._shared_states, self._sessions):
-                async with aclosing(part(selection)) as items:
-                    async for item in items:
-                        yield item
+        async for each, app_name, user_id in shared_states(self._storage, selection):
+            state = each.get("state") or {}
+            user = {} if user_id is None else {"user_id": user_id}
+            yield shared_state_of({"app_name": app_name, **user, "state": state})
+        sessions = Query("sessions", selection.matching(), limit=_SESSIONS_IN_PAGE)
+        async for each in scan_documents(self._storage, sessions):
+            header = self._header(each)
+            if isinstance(header, Problem):
+                yield header
+            elif selection.takes(header.key, header.update_time):
+                yield header
+                async for event in self._events(header.key):
+                    yield event
 
-    async def _shared_states(self, selection: Selection) -> AsyncGenerator[Item]:
-        async for document in self._collection("app_states").find():
-            if selection.takes_app(document["_id"]):
-                yield _shared_state(document["_id"], None, document)
-        async for document in self._collection("user_states").find():
-            owner = document["_id"]["app_name"], document["_id"]["user_id"]
-            if selection.takes_user(*owner):
-                yield _shared_state(*owner, document)
+    def _header(self, document: Document) -> SessionHeader | Problem:
+        ids = [document.get(name) for name in ("app_name", "user_id", "id")]
+        if not all(isinstance(each, str) for each in ids):
+            place = f"document {document['_id']!r} of {self._storage.sessions.name}"
+            return Problem(place, "it does not name app, user and session")
+        return header_of(document)
 
-    async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
-        found = self._collection("sessions").find(selection.matching()).sort("_id")
-        async with found.batch_size(_REPLY_SESSIONS) as documents:
-            async for document in documents:
-                ids = [document.get(name) for name in ("app_name", "user_id", "id")]
-                if not all(isinstance(each, str) for each in ids):
-                    place = f"document {document['_id']!r} of {self._prefix}sessions"
-                    yield Problem(place, "it does not name app, user and session")
-                    continue
-                header = header_of(document)
-                if isinstance(header, Problem):
-                    yield header
-                elif selection.takes(header.key, header.update_time):
-                    yield header
-                    order = {"timestamp": 1, "revision": 1}
-                    events = self._collection("events").find(header.key.id).sort(order)
-                    async with events:
-                        async for each in events:
-                            where = f"event {each['_id']!r}"
-                            event = each.get("event_data")
-                            yield whole_event_of(where, event)
-
-
-def _shared_state(app_name: str, user_id: str | None, document: Document) -> Item:
-    state = document.get("state") or {}
-    user = {} if user_id is None else {"user_id": user_id}
-    return shared_state_of({"app_name": app_name, **user, "state": state})
+    async def _events(self, key: SessionKey) -> AsyncGenerator[Event | Problem]:
+        """The events of a session, in the order in which its service shows them."""
+        order = dict.fromkeys(("timestamp", "revision"), 1)
+        query = Query("events", key.id, order=order, limit=_ROWS_TOGETHER)
+        page: list[Document] = []
+        while True:
+            (page,) = await self._storage.read(query, patient=True)
+            for each in page:
+                yield whole_event_of(f"event {each['_id']!r}", each.get("event_data"))
+            if len(page) < _ROWS_TOGETHER:
+                break
+            last = {name: page[-1].get(name) for name in order}
+            later = [
+                {"timestamp": {"$gt": last["timestamp"]}},
+                {**last, "revision": {"$gt": last["revision"]}},
+            ]
+            query = replace(query, filter={**key.id, "$or": later})

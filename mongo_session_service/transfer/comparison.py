@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value, is_same_value
@@ -27,8 +27,8 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.deletion import is_session, remove_expired
-from mongo_session_service.sessions.history import recorded_initial_state
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.transfer.batches import (
     Batch,
     EncodedSession,
@@ -42,6 +42,8 @@ from mongo_session_service.transfer.sources import (
     ServiceSource,
     Source,
     StoreSource,
+    add_initial_states,
+    key_of_event,
     session_text,
 )
 
@@ -326,9 +328,9 @@ def compare_state(
 class StoreTarget:
     """The sessions of a database, beside which those of a source are compared."""
 
-    def __init__(self, connection: Connection, *, is_read_only: bool) -> None:
-        self._connection = connection
-        self.hooks = connection.hooks
+    def __init__(self, storage: Storage, *, is_read_only: bool) -> None:
+        self._storage = storage
+        self.hooks = storage.hooks
         self._is_read_only = is_read_only
 
     async def plan_sessions(
@@ -348,29 +350,20 @@ class StoreTarget:
         self, keys: Iterable[SessionKey]
     ) -> dict[SessionKey, Document]:
         """Load sessions, with initial states, and reservations; remove expired ones."""
-        ids = [key.id for key in keys]
-        now = self._connection.clock.now()
+        wanted = Query("sessions", {"_id": {"$in": [key.id for key in keys]}})
+        now = self._storage.clock.now()
         found: dict[SessionKey, Document] = {}
-        wanted = self._connection.routed({"_id": {"$in": ids}})
-        for each in await self._connection.sessions.find(wanted).to_list(None):
+        (stored,) = await self._storage.read(wanted)
+        for each in stored:
             key = SessionKey(**each["_id"])
             expires = each.get("expire_time")
             is_over = isinstance(expires, float) and expires <= now
             if is_over and not self._is_read_only:
-                is_over = await remove_expired(self._connection, key)
+                is_over = await remove_expired(self._storage, key)
             if not is_over:
                 found[key] = each
-        lacking = [
-            key.event_id(0)
-            for key, each in found.items()
-            if is_session(each) and INITIAL not in each
-        ]
-        if lacking:
-            wanted = self._connection.routed({"_id": {"$in": lacking}})
-            async for apart in self._connection.events.find(wanted):
-                session = found[_key(apart)]
-                if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
-                    session[INITIAL] = recorded_initial_state(session, apart)
+        sessions = {key: each for key, each in found.items() if is_session(each)}
+        await add_initial_states(self._storage, sessions)
         return found
 
     async def _load_events(
@@ -383,22 +376,22 @@ class StoreTarget:
             for part in parts
         ]
         if ranges:
-            wanted = queries.any_of([self._connection.routed(it) for it in ranges])
-            async for event in self._connection.events.find(wanted).sort("_id"):
-                found.setdefault(_key(event), []).append(event)
+            wanted = Query("events", queries.any_of(ranges), order=1)
+            (events,) = await self._storage.read(wanted)
+            for event in events:
+                found.setdefault(key_of_event(event), []).append(event)
         return found
 
     async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
         """Compare shared states with those that are stored."""
         ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
-        stored: dict[str, Document] = {}
-        for collection in (
-            self._connection.app_states,
-            self._connection.user_states,
-            self._connection.imports,
-        ):
-            async for each in collection.find({"_id": {"$in": ids}}):
-                stored[repr(each["_id"])] = each
+        found = await self._storage.read(
+            *(
+                Query(collection, {"_id": {"$in": ids}})
+                for collection in ("app_states", "user_states", "imports")
+            )
+        )
+        stored = {repr(it["_id"]): it for documents in found for it in documents}
         return [
             compare_state(
                 each,
@@ -408,11 +401,6 @@ class StoreTarget:
             )
             for each in states
         ]
-
-
-def _key(event: Document) -> SessionKey:
-    """The key of an event's session."""
-    return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
 
 
 class _ServiceTarget:
@@ -522,15 +510,13 @@ async def verify(
         on_difference(problem)
 
     stored: StoreTarget | _ServiceTarget
-    call: AbstractAsyncContextManager[Any] = nullcontext()
     if isinstance(target, ServiceSource):
         stored = _ServiceTarget(target)
     else:
-        stored = StoreTarget(target.connection, is_read_only=True)
-        call = target.connection.translating_errors()
+        stored = StoreTarget(target.storage, is_read_only=True)
     compared: set[int] = set()  # hashed keys, which take little memory
     batches = encoded_batches(source, selection, stored.hooks)
-    async with call, aclosing(batches):
+    async with aclosing(batches):
         async for batch in batches:
             verified.sessions += batch.sessions_read
             verified.events += batch.events_read

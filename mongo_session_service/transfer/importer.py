@@ -16,17 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias, TypeVar
-
-from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
-from pymongo.errors import PyMongoError
+from typing import Final, Literal, TypeAlias
 
 from mongo_session_service.codec.documents import INITIAL
-from mongo_session_service.errors import ConflictError, TransferError
+from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.service import MongoSessionService, backends_of
@@ -38,17 +34,24 @@ from mongo_session_service.sessions.deletion import (
     remove_some,
     remove_tombstone,
 )
-from mongo_session_service.sessions.details import ANNOUNCED, announce_details
+from mongo_session_service.sessions.details import ANNOUNCED, details_announcement
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.rewinds import LogAtRevision
 from mongo_session_service.sessions.waiting_log import (
     waiting_after,
     waiting_fields_at,
 )
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Txn, run_transaction
-from mongo_session_service.storage.translation import is_duplicate_key
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import (
+    Delete,
+    DuplicateError,
+    Insert,
+    Query,
+    RefusedError,
+    Statement,
+    Update,
+)
+from mongo_session_service.storage.transactions import Transaction
 from mongo_session_service.transfer.batches import (
     Batch,
     EncodedSession,
@@ -70,7 +73,6 @@ from mongo_session_service.transfer.sources import (
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 Policy: TypeAlias = Literal["fail", "skip", "replace"]
 
 _IMPORT_ATTEMPTS: Final = 5
@@ -81,10 +83,6 @@ IMPORT_LIFETIME: Final = 3600.0
 
 WARN_AFTER: Final = 3.0
 """Seconds of waiting for another writer after which a warning is logged."""
-
-
-class ChangedError(Exception):
-    """The target has changed since the plan was made."""
 
 
 @dataclass(slots=True)
@@ -185,7 +183,7 @@ async def move(
                     await importer.store_batch(batch)
                     on_progress(importer.moved)
         except TransferError:
-            with suppress(PyMongoError):  # else it expires
+            with suppress(StorageError):  # else it expires
                 await target.release_places()
             raise
     return importer.moved
@@ -213,7 +211,7 @@ class _Importer:
             self._leave_out(conflict, "on_conflict", ConflictError)
             self.moved.skipped += 1
         for _ in range(_IMPORT_ATTEMPTS):
-            with suppress(ChangedError):
+            with suppress(DuplicateError, RefusedError):  # the target has changed
                 await self._store(batch)
                 return
         message = "Sessions in the target changed during the import; stop its writers."
@@ -325,8 +323,8 @@ def _choice(policy: str, value: str) -> str:
 class ImportTarget(StoreTarget):
     """The database that an import writes to."""
 
-    def __init__(self, connection: Connection, *, is_read_only: bool) -> None:
-        super().__init__(connection, is_read_only=is_read_only)
+    def __init__(self, storage: Storage, *, is_read_only: bool) -> None:
+        super().__init__(storage, is_read_only=is_read_only)
         self._reservations = Reservations(IMPORT, IMPORT_LIFETIME)
         self._held: set[SessionKey] = set()
         """The places that are reserved, and not taken yet."""
@@ -335,48 +333,45 @@ class ImportTarget(StoreTarget):
 
     async def refuse_other_layouts(self) -> None:
         """Refuse collections that another service writes."""
-        other = await self._connection.sessions.find_one()
+        other = await self._storage.find_one(Query("sessions", {}))
         is_own = other is None or (isinstance(other["_id"], dict) and "id" not in other)
         if not is_own:
             raise ConflictError(
-                f"Collection {self._connection.sessions.name!r} of database"
-                f" {self._connection.database.name!r} holds another service's sessions."
+                f"Collection {self._storage.sessions.name!r} of database"
+                f" {self._storage.database.name!r} holds another service's sessions."
                 " Import into another database, or give the collections a prefix."
             )
 
     async def write(self, sessions: list[SessionPlan], states: list[StatePlan]) -> None:
         """Store sessions, or parts of them, and shared state, as planned.
 
-        Raises ``ChangedError`` if the target has changed since: what was written by
-        then is found by the next attempt.
+        It raises ``RefusedError`` or ``DuplicateError`` if the target has changed since
+        it was planned: what was written by then is found by the next attempt.
         """
         apps = {each.incoming.key.app_name for each in sessions}
         apps |= {each.state.shared.app_name for each in states}
         await self._refuse_sealing_apps(apps)
-        try:
-            await self._write_states(states)
-            entering = []
-            for each in sessions:
-                if each.found is None or each.comparison is ComparisonResult.NEW:
-                    entering.append(each)
-                elif each.comparison is ComparisonResult.BEHIND:
+        await self._write_states(states)
+        entering = []
+        for each in sessions:
+            if each.found is None or each.comparison is ComparisonResult.NEW:
+                entering.append(each)
+            elif each.comparison is ComparisonResult.BEHIND:
+                with _reporting_wait(each.incoming.key):
                     await self._catch_up(each.incoming, each.found, each.matched)
-                else:
+            else:
+                with _reporting_wait(each.incoming.key):
                     reservation = await self._reserve_instead(each.found)
-                    entering.append(each._replace(found=reservation))
-            await self._store_new_sessions(entering)
-        except PyMongoError as error:
-            if is_duplicate_key(error):  # of a document that the plan did not find
-                raise ChangedError from None
-            raise
+                entering.append(each._replace(found=reservation))
+        await self._store_new_sessions(entering)
 
     async def _refuse_sealing_apps(self, apps: set[str]) -> None:
         """Refuse to store in clear what an app seals, as one of its events shows."""
         if self.hooks.before_store is not None:
             return
         for app in apps - self._in_clear:
-            wanted = self._connection.routed(queries.of_app(app, None))
-            last = await self._connection.events.find_one(wanted, sort=[("_id", -1)])
+            log = Query("events", queries.of_app(app, None), order=-1)
+            last = await self._storage.find_one(log)
             if last is not None and "hooked" in last:
                 raise TransferError(
                     f"App {app!r} seals its events here, and an import would store"
@@ -402,32 +397,27 @@ class ImportTarget(StoreTarget):
                 await self._remove_events(incoming.key, 0, begins)
             events += incoming.documents(after)
         if events:
-            await self._connection.events.insert_many(events, ordered=False)
+            await self._storage.commit(Insert("events", events), atomic=False)
         whole = [each for each in entering if each.incoming.is_last]
         await self._store_initial_states(whole)
         await self._store_sessions([each.incoming for each in whole])
 
     async def _reserve(self, wanted: list[SessionPlan]) -> None:
-        """Reserve the places of sessions."""
-        writes: list[InsertOne[Document] | UpdateOne] = []
-        renewed = 0
+        """Reserve the places of sessions, or renew reservations."""
+        new: list[Document] = []
+        renewals: list[Update] = []
         self._held.update(each.incoming.key for each in wanted)
+        renewal = self._reservations.renewal_update(self._storage)
         for each in wanted:
             key = each.incoming.key
             holder = self._check_holder(each.incoming, each.found)
             if holder is None:
-                reservation = self._reservations.new_document(self._connection, key.id)
-                writes.append(InsertOne(reservation))
+                new.append(self._reservations.new_document(self._storage, key.id))
             else:
                 held = self._reservations.held_filter(key, holder)
-                writes.append(
-                    UpdateOne(held, self._reservations.renewal_update(self._connection))
-                )
-                renewed += 1
-        if writes:
-            done = await self._connection.sessions.bulk_write(writes, ordered=False)
-            if done.matched_count != renewed:
-                raise ChangedError
+                renewals.append(Update("sessions", held, renewal, expected=1))
+        inserts = [Insert("sessions", new)] if new else []
+        await self._commit_apart(*inserts, *renewals)
 
     def _check_holder(
         self, incoming: EncodedSession, found: Document | None
@@ -449,81 +439,55 @@ class ImportTarget(StoreTarget):
 
     async def _reserve_instead(self, session: Document) -> Document:
         """Replace a session with a reservation; its events stay for now."""
-        reservation = self._reservations.new_document(self._connection, session["_id"])
-
-        async def replace_session(txn: Txn) -> None:
-            gone = await self._connection.sessions.delete_one(
-                _unchanged_since_read_filter(session), session=txn
-            )
-            if gone.deleted_count == 0:
-                raise ChangedError
-            await self._connection.sessions.insert_one(reservation, session=txn)
-
-        await self._transaction(SessionKey(**session["_id"]), replace_session)
+        reservation = self._reservations.new_document(self._storage, session["_id"])
+        unchanged = _unchanged_since_read_filter(session)
+        await self._storage.commit(
+            Delete("sessions", unchanged, expected=1),
+            Insert("sessions", [reservation]),
+        )
         return reservation
 
     async def _remove_events(
         self, key: SessionKey, after: int, until: int | None = None
     ) -> None:
-        """Remove events of a reserved session in steps: after a revision, up to one."""
+        """Remove events of a reserved session: after a revision, up to one."""
         log = queries.events_after(key, after, until and until + 1)
-        where = self._connection.routed(log)
-        most = self._connection.limits.removed_events
-
-        async def remove_step(txn: Txn) -> bool:
-            held = await self._connection.sessions.update_one(
-                self._reservations.held_filter(key), {"$inc": {"steps": 1}}, session=txn
-            )
-            if held.matched_count == 0:
-                raise ChangedError
-            rest = self._connection.events.find(where, {"_id": 1}, session=txn).sort(
-                "_id", 1
-            )
-            ids = [each["_id"] for each in await rest.limit(most).to_list(None)]
-            if ids:
-                some = {**where, "_id": {"$gte": ids[0], "$lte": ids[-1]}}
-                await self._connection.events.delete_many(some, session=txn)
-            return len(ids) == most
-
-        while await self._transaction(key, remove_step):
+        held = self._reservations.held_filter(key)
+        fence = Update("sessions", held, {"$inc": {"steps": 1}})
+        async for _ in self._storage.remove("events", log, fence):
             pass
 
     async def _store_initial_states(self, whole: list[SessionPlan]) -> None:
-        """Store large initial states; remove one that the document found has left."""
-        writes: list[UpdateOne | DeleteOne] = []
+        """Store large initial states; remove what the documents found have left."""
+        updates: list[Update] = []
+        left = []
         for each in whole:
             apart = initial_updates([each.incoming.as_new_session()])
-            writes += [UpdateOne(*update, upsert=True) for update in apart]
+            updates += [Update("events", *it, upsert=True) for it in apart]
             if each.found is not None and not apart:
-                writes.append(DeleteOne({"_id": each.incoming.key.event_id(0)}))
-        if writes:
-            await self._connection.events.bulk_write(writes, ordered=False)
+                left.append(each.incoming.key.event_id(0))
+        removal = Delete("events", {"_id": {"$in": left}}, many=True)
+        await self._commit_apart(*updates, *([removal] if left else []))
 
     async def _store_sessions(self, whole: list[EncodedSession]) -> None:
         """Replace reservations with their sessions, all of whose events are stored."""
-        writes = []
+        updates = []
         for each in whole:
             document = each.session_document()
-            if each.has_asked:  # its events, which tell what waits, are stored
+            if each.has_asked:  # its events, which show what waits, are stored
                 log = LogAtRevision(each.key, each.header.log_begins, each.revision)
-                document |= await waiting_fields_at(self._connection, log, each.key)
-            writes.append(
-                ReplaceOne(self._reservations.held_filter(each.key), document)
-            )
-        if writes:
-            done = await self._connection.sessions.bulk_write(writes, ordered=False)
-            if done.matched_count != len(writes):
-                raise ChangedError
-            self._held.difference_update(each.key for each in whole)
+                document |= await waiting_fields_at(self._storage, log, each.key)
+            held = self._reservations.held_filter(each.key)
+            updates.append(Update("sessions", held, document, expected=1))
+        await self._commit_apart(*updates)
+        self._held.difference_update(each.key for each in whole)
 
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
         for key in self._held:
-            step = await remove_some(
-                self._connection, self._reservations.held_filter(key)
-            )
+            step = await remove_some(self._storage, self._reservations.held_filter(key))
             if not step.is_last:
-                await remove_tombstone(self._connection, key)
+                await remove_tombstone(self._storage, key)
 
     async def _catch_up(
         self, incoming: EncodedSession, stored: Document, matched: int
@@ -532,7 +496,7 @@ class ImportTarget(StoreTarget):
         matched += incoming.offset
         appends = enumerate(incoming.appends, incoming.offset + 1)
         missing = [each for each in appends if each[0] > matched]
-        waiting = await waiting_after(self._connection, stored, missing)
+        waiting = await waiting_after(self._storage, stored, missing)
         events = list(incoming.documents(matched, waiting))
         initial: list[DocumentUpdate] | None = None
         if incoming.is_last:
@@ -543,32 +507,25 @@ class ImportTarget(StoreTarget):
         else:
             return
         fields |= waiting.get(max(waiting, default=0), {})
+        unchanged = _unchanged_since_read_filter(stored)
+        change = Update("sessions", unchanged, fields_update(fields))
+        log: list[Statement] = [Insert("events", events)] if events else []
+        if initial is not None:
+            log.append(Delete("events", {"_id": incoming.key.event_id(0)}))
+            log += [Update("events", *each, upsert=True) for each in initial]
 
-        async def append_missing(txn: Txn) -> None:
+        async def append_missing(tx: Transaction) -> None:
             # Details may be others by now: to set them makes no new revision.
-            before = await self._connection.sessions.find_one_and_update(
-                _unchanged_since_read_filter(stored),
-                fields_update(fields),
-                dict.fromkeys(ANNOUNCED, 1),
-                session=txn,
-            )
+            before = await tx.find_and_update(change, fields=ANNOUNCED, before=True)
             if before is None:
-                raise ChangedError
-            if initial is not None:
-                await self._connection.events.delete_one(
-                    {"_id": incoming.key.event_id(0)}, session=txn
-                )
-            for each in initial or ():
-                await self._connection.events.update_one(
-                    *each, upsert=True, session=txn
-                )
-            if events:
-                await self._connection.events.insert_many(events, session=txn)
+                raise RefusedError
+            await tx.write(*log)
             now = {k: it for k, it in {**before, **fields}.items() if it is not None}
-            if txn and any(now.get(name) != before.get(name) for name in DETAILS):
-                await announce_details(self._connection, now, txn)
+            is_announced = any(now.get(name) != before.get(name) for name in DETAILS)
+            if is_announced and self._storage.has_transactions:
+                await tx.write(*details_announcement(now))
 
-        await self._transaction(incoming.key, append_missing)
+        await self._storage.run(append_missing)
 
     def _changed_fields(
         self, incoming: EncodedSession, stored: Document
@@ -577,14 +534,14 @@ class ImportTarget(StoreTarget):
 
         And the updates that store a large initial state; None to leave it as it is.
         """
-        told = {*DETAILS} if incoming.details else set()
+        given = {*DETAILS} if incoming.details else set()
         if incoming.details is None and self.hooks.is_missing:
             states = (incoming.state, stored["state"])
             here, there = (each.get(ADK_METADATA) for each in states)
-            told |= {"title"} if here != there else set()
+            given |= {"title"} if here != there else set()
         document = incoming.session_document()
-        kept = document.keys() - ({"_id", "create_time", *DETAILS} - told)
-        fields = dict.fromkeys(told) | {name: document[name] for name in kept}
+        kept = document.keys() - ({"_id", "create_time", *DETAILS} - given)
+        fields = dict.fromkeys(given) | {name: document[name] for name in kept}
         # What is known is taken if it differs; what is inferred was better known when
         # there was less of a log.
         if incoming.initial in (None, stored.get(INITIAL)):
@@ -595,29 +552,9 @@ class ImportTarget(StoreTarget):
             fields[INITIAL] = None
         return fields, initial
 
-    async def _transaction(
-        self, key: SessionKey, work: Callable[[Txn], Awaitable[Result]]
-    ) -> Result:
-        """Run a transaction; log a warning if it has to wait."""
-        started = time.monotonic()
-        is_logged = False
-
-        async def logged(txn: Txn) -> Result:
-            nonlocal is_logged
-            if not is_logged and time.monotonic() - started > WARN_AFTER:
-                is_logged = True
-                logger.warning(
-                    "Waiting for another writer of %s. If that was an import that was"
-                    " killed, MongoDB ends its transaction within a minute.",
-                    session_text(key),
-                )
-            return await work(txn)
-
-        return await uninterrupted(run_transaction(self._connection, logged))
-
     async def _write_states(self, states: list[StatePlan]) -> None:
-        writes: dict[str, list[UpdateOne]] = defaultdict(list)
-        notes = []
+        updates: list[Update] = []
+        notes: list[Update] = []
         for each in states:
             owner, before = each.state, each.revision
             revision = before
@@ -625,23 +562,38 @@ class ImportTarget(StoreTarget):
                 # That of the source, if it counts, so that verification finds no other.
                 revision = max((before or 0) + 1, owner.shared.revision or 0)
             note = {"$set": {"revision": revision, "digest": owner.digest}}
-            notes.append(UpdateOne({"_id": {"of": owner.id}}, note, upsert=True))
+            place = {"_id": {"of": owner.id}}
+            notes.append(Update("imports", place, note, upsert=True))
             if each.lacks_note:
                 continue
-            is_app = owner.shared.user_id is None
-            collection = (
-                self._connection.app_states if is_app else self._connection.user_states
-            )
-            change = {"state": owner.state, "revision": revision}
+            collection = "app_states" if owner.shared.user_id is None else "user_states"
+            change = {"$set": {"state": owner.state, "revision": revision}}
             # Another revision than expected makes this insert, which then fails.
             where = {"_id": owner.id, "revision": before}
-            write = UpdateOne(where, {"$set": change}, upsert=True)
-            writes[collection.name].append(write)
-        for name, updates in writes.items():
-            await self._connection.database[name].bulk_write(updates, ordered=False)
+            updates.append(Update(collection, where, change, upsert=True))
+        await self._commit_apart(*updates)
         # Last: without its note, state counts as changed in the target.
-        if notes:
-            await self._connection.imports.bulk_write(notes, ordered=False)
+        await self._commit_apart(*notes)
+
+    async def _commit_apart(self, *statements: Statement) -> None:
+        if statements:
+            await self._storage.commit(*statements, atomic=False)
+
+
+@contextmanager
+def _reporting_wait(key: SessionKey) -> Iterator[None]:
+    """Log a warning if the transaction in the block has to wait for another writer."""
+    timer = asyncio.get_running_loop().call_later(
+        WARN_AFTER,
+        logger.warning,
+        "Waiting for another writer of %s. If that was an import that was killed,"
+        " MongoDB ends its transaction within a minute.",
+        session_text(key),
+    )
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _unchanged_since_read_filter(session: Document) -> Document:

@@ -34,6 +34,7 @@ from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
     FORKED_FROM,
     INITIAL,
+    LOG_BEGINS,
     decode_event,
     decode_state,
     log_begins,
@@ -58,7 +59,8 @@ from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.history import recorded_initial_state
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 
 Element = TypeVar("Element")
 Result = TypeVar("Result")
@@ -295,44 +297,38 @@ class StoreSource(BaseSource):
     @property
     def name(self) -> str:
         """The database."""
-        return f"sessions in database {self.connection.database.name!r}"
+        return f"sessions in database {self.storage.database.name!r}"
 
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
         async with backends_of(self._service).in_call() as opened:
-            self.connection = opened.connection
+            self.storage: Storage = opened.connection
 
     @override
     async def count_events(self, selection: Selection) -> int:
-        async with self.connection.translating_errors():
-            counting = queries.count_pipeline(_chosen(self.connection, selection))
-            found = await self.connection.aggregate(self.connection.sessions, counting)
+        length = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
+        total = {"$group": {"_id": None, "events": {"$sum": length}}}
+        wanted = _chosen(self.storage, selection)
+        (found,) = await self.storage.read(Query("sessions", wanted, then=(total,)))
         return found[0]["events"] if found else 0
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state, then sessions, each with its events; sorted by id."""
-        async with self.connection.translating_errors():
-            async for document in self.connection.app_states.find().sort("_id"):
-                if selection.takes_app(document["_id"]):
-                    yield self._shared(document, document["_id"], None)
-            async for document in self.connection.user_states.find().sort("_id"):
-                owner = document["_id"]["app_name"], document["_id"]["user_id"]
-                if selection.takes_user(*owner):
-                    yield self._shared(document, *owner)
-            where = _chosen(self.connection, selection)
-            sessions = self.connection.sessions
-            while page := (
-                await sessions.find(where)
-                .sort("_id")
-                .limit(_SESSIONS_AT_ONCE)
-                .to_list(None)
-            ):
-                where["_id"] = {"$gt": page[-1]["_id"]}
-                for document in page:
-                    header = await self._header(document)
-                    yield header
-                    if isinstance(header, Problem):
-                        continue
+        async for document, app, user in shared_states(self.storage, selection):
+            yield self._shared(document, app, user)
+        where = _chosen(self.storage, selection)
+        sessions = Query("sessions", where, order=1, limit=_SESSIONS_AT_ONCE)
+        async for page in self.storage.scan(sessions):
+            keys = [_key(document) for document in page.documents]
+            known = zip(keys, page.documents, strict=True)
+            await add_initial_states(
+                self.storage,
+                {key: each for key, each in known if isinstance(key, SessionKey)},
+            )
+            for key, document in zip(keys, page.documents, strict=True):
+                header = self._header(key, document)
+                yield header
+                if isinstance(header, SessionHeader):
                     async for item in self._events(header):
                         yield item
 
@@ -342,11 +338,11 @@ class StoreSource(BaseSource):
         found = header.log_begins
         wanted = LogRange(found, revision + 1)
         with suppress(SessionNotFoundError):
-            async for page in read_log(self.connection, key, wanted):
+            async for page in read_log(self.storage, key, wanted):
                 for document in page:
                     found += 1
                     try:
-                        yield decode_event(document, self.connection.hooks)
+                        yield decode_event(document, self.storage.hooks)
                     except StorageError as error:
                         yield Problem(
                             f"event {found} of {session_text(key)}", str(error)
@@ -363,31 +359,33 @@ class StoreSource(BaseSource):
         Without a hook, the server looks through their headers until it finds a sealed
         one, which takes far less time than to read them.
         """
-        connection = self.connection
-        if connection.hooks.after_load is not None:
+        storage = self.storage
+        if storage.hooks.after_load is not None:
             return
-        chosen = _chosen(connection, selection)
-        sealed: list[Document] = [
-            {"$match": {**selection.matching("_id."), "hooked": {"$exists": True}}},
-            {
-                "$project": {
-                    "_id": {name: f"$_id.{name}" for name in SessionKey._fields}
-                }
-            },
-            {
-                "$lookup": {
-                    "from": connection.sessions.name,
-                    "localField": "_id",
-                    "foreignField": "_id",
-                    "pipeline": [{"$match": chosen}, {"$project": {"_id": 1}}],
-                    "as": "session",
-                }
-            },
-            {"$match": {"session": {"$ne": []}}},
-            {"$limit": 1},
-        ]
-        async with connection.translating_errors():
-            found = await connection.aggregate(connection.events, sealed)
+        chosen = _chosen(storage, selection)
+        sealed = Query(
+            "events",
+            {**selection.matching("_id."), "hooked": {"$exists": True}},
+            then=(
+                {
+                    "$project": {
+                        "_id": {name: f"$_id.{name}" for name in SessionKey._fields}
+                    }
+                },
+                {
+                    "$lookup": {
+                        "from": storage.sessions.name,
+                        "localField": "_id",
+                        "foreignField": "_id",
+                        "pipeline": [{"$match": chosen}, {"$project": {"_id": 1}}],
+                        "as": "session",
+                    }
+                },
+                {"$match": {"session": {"$ne": []}}},
+                {"$limit": 1},
+            ),
+        )
+        (found,) = await storage.read(sealed)
         if found:
             what = session_text(session_key(**found[0]["_id"]))
             raise TransferError(
@@ -398,29 +396,24 @@ class StoreSource(BaseSource):
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
         """The keys of all selected sessions."""
-        async with self.connection.translating_errors():
-            async for each in self.connection.sessions.find(
-                _chosen(self.connection, selection), {"_id": 1}
-            ):
-                yield _key(each)
+        chosen = Query("sessions", _chosen(self.storage, selection), fields=("_id",))
+        async for each in scan_documents(self.storage, chosen):
+            yield _key(each)
 
-    async def _header(self, document: Document) -> SessionHeader | Problem:
-        key = _key(document)
+    def _header(
+        self, key: SessionKey | Problem, document: Document
+    ) -> SessionHeader | Problem:
         if isinstance(key, Problem):
             return key
-        apart = None
-        if INITIAL not in document:
-            apart = await self.connection.events.find_one({"_id": key.event_id(0)})
+        owner, hooks = Owner.of_session(key), self.storage.hooks
         try:
-            owner = Owner.of_session(key)
-            initial = recorded_initial_state(document, apart)
             return SessionHeader(
                 key,
-                decode_state(document["state"], owner, self.connection.hooks),
+                decode_state(document["state"], owner, hooks),
                 update_time=document["update_time"],
                 create_time=document["create_time"],
                 details=Details.from_document(document),
-                initial=decode_state(initial, owner, self.connection.hooks),
+                initial=decode_state(document.get(INITIAL, {}), owner, hooks),
                 revision=document["revision"],
                 log_begins=log_begins(document),
                 forked_from=document.get(FORKED_FROM, ()),
@@ -433,10 +426,9 @@ class StoreSource(BaseSource):
     ) -> SharedState | Problem:
         owner = Owner.of_shared(app_name, user_id)
         try:
-            state = decode_state(document["state"], owner, self.connection.hooks)
+            state = decode_state(document["state"], owner, self.storage.hooks)
         except (KeyError, UnreadableError):
-            empty = SharedState(app_name, user_id, {})
-            return Problem(str(empty), ALTERED)
+            return Problem(str(SharedState(app_name, user_id, {})), ALTERED)
         return SharedState(app_name, user_id, state, document.get("revision"))
 
 
@@ -448,11 +440,50 @@ def _key(document: Document) -> SessionKey | Problem:
         return Problem(f"session document {id_!r}", ALTERED)
 
 
-def _chosen(connection: Connection, selection: Selection) -> Document:
-    where = queries.visible_filter(connection.clock.now())
+def _chosen(storage: Storage, selection: Selection) -> Document:
+    where = queries.visible_filter(storage.clock.now())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}
     return where | selection.matching("_id.")
+
+
+async def scan_documents(storage: Storage, query: Query) -> AsyncGenerator[Document]:
+    """The documents that match a query, sorted by ``_id``."""
+    async for page in storage.scan(query):
+        for document in page.documents:
+            yield document
+
+
+async def shared_states(
+    storage: Storage, selection: Selection
+) -> AsyncGenerator[tuple[Document, str, str | None]]:
+    """The documents of selected state, each with its app, and its user or None."""
+    async for each in scan_documents(storage, Query("app_states", {})):
+        if selection.takes_app(each["_id"]):
+            yield each, each["_id"], None
+    async for each in scan_documents(storage, Query("user_states", {})):
+        owner = each["_id"]["app_name"], each["_id"]["user_id"]
+        if selection.takes_user(*owner):
+            yield each, *owner
+
+
+async def add_initial_states(
+    storage: Storage, sessions: Mapping[SessionKey, Document]
+) -> None:
+    """Add to sessions' documents the initial states that are stored apart from them."""
+    lacking = [key.event_id(0) for key, each in sessions.items() if INITIAL not in each]
+    if not lacking:
+        return
+    (found,) = await storage.read(Query("events", {"_id": {"$in": lacking}}))
+    for apart in found:
+        if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
+            session = sessions[key_of_event(apart)]
+            session[INITIAL] = recorded_initial_state(session, apart)
+
+
+def key_of_event(event: Document) -> SessionKey:
+    """The key of a stored event's session."""
+    return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
 
 
 @asynccontextmanager

@@ -99,7 +99,7 @@ def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, few in (
         ("sources._CHUNK_ELEMENTS", 1),
         ("adk_sources._SESSIONS_TOGETHER", 2),
-        ("adk_sources._REPLY_SESSIONS", 1),
+        ("adk_sources._SESSIONS_IN_PAGE", 1),
         ("batches.MAX_EVENTS", 3),
     ):
         monkeypatch.setattr(f"{TRANSFER}.{name}", few)
