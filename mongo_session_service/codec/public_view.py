@@ -80,7 +80,7 @@ def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_withheld(fields: Mapping[str, Any]) -> bool:
-    """Tell whether the public view leaves anything of them out."""
+    """True if the public view leaves anything of them out."""
     return public_view(fields) != {name: _to_plain(it) for name, it in fields.items()}
 
 

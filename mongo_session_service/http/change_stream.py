@@ -127,7 +127,7 @@ class Outbox:
 
 
 class StreamPlace(NamedTuple):
-    """How far a client has come in a session's stream, as the id of an event says."""
+    """How far a client has come in a session's stream, from the id of an event."""
 
     revision: int
     partial: tuple[int, int] | None = None
@@ -340,7 +340,7 @@ class ChangeStream(EventSourceResponse):
 
 
 def trouble(seconds: int, reason: str) -> bytes:
-    """Tell a client why its stream ends, and when to come back."""
+    """Make the last event of a stream: why it ends, and when to come back."""
     data = json.dumps({"reason": reason})
     return f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()
 

@@ -84,12 +84,12 @@ async def test_readers_of_much_share_little_memory(
                 await asyncio.sleep(0.01)
     grown = memory(server, "VmHWM") - before
     await asyncio.to_thread(server.communicate)
-    said = (tmp_path / "log").read_text()
+    logged = (tmp_path / "log").read_text()
 
     waits.sort()
     assert grown < MOST
     assert waits[len(waits) * 99 // 100] < 0.1
     # So long the first one waits while all connect at once, whatever they ask for.
     assert waits[-1] < 1.0
-    assert "ERROR" not in said
-    assert "Traceback" not in said
+    assert "ERROR" not in logged
+    assert "Traceback" not in logged

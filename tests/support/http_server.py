@@ -59,7 +59,7 @@ class _Server(uvicorn.Server):
 
 
 @dataclass(frozen=True)
-class Told:
+class ServerEvent:
     """A server-sent event."""
 
     kind: str
@@ -103,7 +103,7 @@ class Client:
         await self.response.aclose()
         await self._http.aclose()
 
-    async def next(self) -> Told:
+    async def next(self) -> ServerEvent:
         """The next event; raises StopAsyncIteration at the end."""
         fields: dict[str, str] = {}
         async with asyncio.timeout(PATIENCE):
@@ -114,7 +114,7 @@ class Client:
                     fields[name] = value
                 elif "data" in fields:
                     data = json.loads(fields["data"])
-                    return Told(fields["event"], fields.get("id"), data)
+                    return ServerEvent(fields["event"], fields.get("id"), data)
 
     async def line(self) -> str:
         """The next line; raises StopAsyncIteration at the end."""
@@ -125,17 +125,17 @@ class Client:
             self.retry = int(line.removeprefix("retry: "))
         return line
 
-    async def take(self, count: int) -> list[Told]:
+    async def take(self, count: int) -> list[ServerEvent]:
         """As many events as that."""
         return [await self.next() for _ in range(count)]
 
-    async def rest(self) -> list[Told]:
+    async def rest(self) -> list[ServerEvent]:
         """All events until the stream ends."""
-        told = []
+        received = []
         with suppress(StopAsyncIteration):
             while True:
-                told.append(await self.next())
-        return told
+                received.append(await self.next())
+        return received
 
 
 async def may_read(_: Request, *, action: str, **__: object) -> bool:
@@ -146,7 +146,7 @@ async def may_read(_: Request, *, action: str, **__: object) -> bool:
 async def until(condition: Any) -> None:
     """Return once it holds, asking again as other tasks go on; fail if that is long."""
     async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110  it is told by nobody
+        while not condition():  # noqa: ASYNC110  nothing signals it
             await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-// Connection: a stream of server-sent events, and what the page says of it.
+// Connection: a stream of server-sent events, and what the page shows of it.
 
 import { refusalOf, request } from "./address.js";
 import { $ } from "./elements.js";
@@ -13,7 +13,7 @@ const STREAM = "stream";
 
 const isHidden = () => document.visibilityState === "hidden";
 
-/** How many tabs have a stream; only pages that are served securely are told. */
+/** How many tabs have a stream; only pages that are served securely can know. */
 async function streams() {
   const { held } = (await navigator.locks?.query()) ?? { held: [] };
   return held.filter(({ name }) => name === STREAM).length;
@@ -41,7 +41,7 @@ export function show(is, words, notice = "", action = null) {
 /**
  * Reads server-sent events, and comes back when the connection breaks.
  *
- * A page has its `address(isResumed)`, a path and parameters; it is told when it is
+ * A page has its `address(isResumed)`, a path and parameters; it is notified when it is
  * `opened(headers)` or `refused()`, and it will `take(kind, data)`, unless that
  * `ends(kind)` all.
  */

@@ -31,7 +31,7 @@ class ListPage {
     });
   }
 
-  /** A page of sessions; what it says of the database is shown. */
+  /** A page of sessions; what it holds of the database is shown. */
   async load(parameters, isSearch = false) {
     const { user_id = userId, ...rest } = parameters;
     const order = userId && !isSearch ? { order_by: "update_time" } : {}; // no index has it for an app
@@ -159,7 +159,7 @@ class ListPage {
   async begin() {
     const turns = this.turns = new Map();
     const answer = JSON.parse(await ask(pathOf({ app_name: this.app }, "turns")));
-    // What the stream has told meanwhile is newer.
+    // What the stream has brought meanwhile is newer.
     for (const turn of answer.turns) if (!turns.has(nameOf(turn))) turns.set(nameOf(turn), turn.status);
     await this.rows.begin();
   }

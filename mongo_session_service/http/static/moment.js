@@ -92,7 +92,7 @@ export class Moment {
     }
   }
 
-  /** The first revision whose state can be told. */
+  /** The first revision whose state is known. */
   get first() { return this.timeline.first() - 1; }
 
   drawSlider() {

@@ -10,7 +10,7 @@ const keyOf = ({ app_name, user_id, session_id }) => ({ app_name, user_id, sessi
 
 const LONGEST = 26; // characters
 
-/** An id without its middle: both ends tell it from others. */
+/** An id without its middle: both ends distinguish it from others. */
 export function shortened(id) {
   const letters = [...id];
   return letters.length > LONGEST ? `${letters.slice(0, 15).join("")}…${letters.slice(-8).join("")}` : id;
@@ -127,7 +127,7 @@ export class Rows {
       if (!entry.isIntersecting) return;
       observer.disconnect();
       await this.next();
-      observer.observe(this.more); // it tells at once if the end is still in sight
+      observer.observe(this.more); // it is called at once if the end is still in sight
     }, { rootMargin: "400px" });
     observer.observe(this.more);
   }

@@ -1,4 +1,4 @@
-// Running turn: what it says before that is stored, how it stands, and its Stop button.
+// Running turn: its answer before that is stored, its status, and its Stop button.
 
 import { ask, named, pathOf } from "./address.js";
 import { $, make, toast } from "./elements.js";
@@ -37,7 +37,7 @@ class GrowingText {
   };
 }
 
-/** An event that is being said. */
+/** An event that is not whole yet. */
 class Draft {
   constructor({ author }) {
     this.texts = new Map(); // by whether they are thoughts
@@ -84,7 +84,7 @@ export class RunningTurn {
     this.draw();
   }
 
-  /** Show what was said since the last time. */
+  /** Show what has arrived since the last time. */
   say({ turn, event }) {
     this.stands(turn);
     if (!this.drafts.has(event.id)) {

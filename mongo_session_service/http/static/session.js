@@ -61,7 +61,7 @@ class SessionPage {
     return [pathOf(named, "changes"), parameters];
   }
 
-  /** The server says in the headers what else it offers. */
+  /** The headers name what else the server offers. */
   opened(headers) {
     this.hasOpened = true; // and nothing has arrived since
     const permitted = (headers.get("permitted-actions") ?? "").split(", ");
@@ -86,7 +86,7 @@ class SessionPage {
     const isFirst = this.hasOpened;
     this.hasOpened = false;
     if (kind === "snapshot") {
-      if (!isFirst) return this.connection.startOver(); // trimmed: the history before it is to be told again
+      if (!isFirst) return this.connection.startOver(); // trimmed: the history before it is to be read again
       this.earlier.length = 0;
       this.hasSnapshot = false; // before it is drawn
     }

@@ -71,7 +71,7 @@ export class StateTree {
 
   static isShared(name) { return StateTree.scopeOf(name) !== "session"; }
 
-  /** Take values over; `at` tells when they were set, null for a snapshot. */
+  /** Take values over; `at` is when they were set, null for a snapshot. */
   set(entries, at) {
     const names = [];
     const added = [];

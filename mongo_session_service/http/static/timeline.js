@@ -244,7 +244,7 @@ export class Timeline {
     this.turns.unshift(...this.earlierTurns.splice(0).reverse());
   }
 
-  /** The whole history is there; `trimmed` tells how many events are not. */
+  /** The whole history is there; `trimmed` is how many events are not. */
   end(trimmed) {
     const invocation = this.floating.map(([{ event }]) => event?.invocationId).findLast(Boolean) ?? "";
     if (this.floating.length) this.settle(invocation);

@@ -5,7 +5,7 @@ import { lasted } from "./times.js";
 
 const amount = (value) => (Number(value) > 0 ? Number(value) : 0);
 
-/** Tokens of an event by their kind; empty if the model said nothing of them. */
+/** Tokens of an event by their kind; empty if the model reports none. */
 export function tokensOf(event) {
   const used = event.usageMetadata ?? {};
   const kinds = {

@@ -111,7 +111,7 @@ const picks = make("span", "picks",
   pick("path", "Copy the path of this value", ({ path }) => copy(inWords(path), "Path")));
 
 function pick(name, title, act) {
-  // Its label is in the style sheet: what a line says is what it shows.
+  // Its label is in the style sheet: a line is named by what it shows.
   const made = button("", title, (click) => {
     click.preventDefault();
     click.stopPropagation();

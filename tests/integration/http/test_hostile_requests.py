@@ -80,7 +80,7 @@ async def url(service: MongoSessionService, admin: MongoClient) -> AsyncIterator
     besieged = Besieged(service, admin)
     await besieged.populate()
     session = await besieged.own_session()
-    state = {"user:k": "the user's"}  # so that there is always something to be told
+    state = {"user:k": "the user's"}  # so that there is always something to be received
     await service.create_session(app_name="app", user_id="user", state=state)
     assert session.id == "own"
     async with serving(live_app(service, authorize=of_the_user)) as url:
@@ -121,15 +121,15 @@ async def asked(
     try:
         async with asyncio.timeout(PATIENCE):
             writer.write(request + b"\r\n")
-            while not _has_told(answer, path) and (more := await reader.read(65536)):
+            while not _has_begun(answer, path) and (more := await reader.read(65536)):
                 answer += more
     finally:
         writer.close()
     return int(answer.split(b" ", 2)[1]), answer
 
 
-def _has_told(answer: bytes, path: str) -> bool:
-    """Whether a session's stream has told a change, or one of several has begun."""
+def _has_begun(answer: bytes, path: str) -> bool:
+    """True once a session's stream has a change, or one of several has begun."""
     begin = b"\nevent: " if "/sessions/" in path else b"\nretry: "
     _, is_there, rest = answer.partition(begin)
     return bool(is_there) and b"\n\n" in rest

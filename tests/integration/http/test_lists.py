@@ -142,7 +142,7 @@ async def test_a_sessions_events_come_in_pages(
 async def test_a_page_of_large_events_is_shorter(
     service: MongoSessionService, url: str
 ) -> None:
-    """It ends after so many bytes, and says that there is more."""
+    """It ends after so many bytes, and has_more is true."""
     session = await create(service, "s")
     for _ in range(4):
         await service.append_event(session, new_event(n="x" * 600))
@@ -172,7 +172,7 @@ SENSELESS = [
 async def test_a_list_that_makes_no_sense_is_refused(
     service: MongoSessionService, url: str, path: str, query: dict[str, Any]
 ) -> None:
-    """The answer says what was wrong."""
+    """The answer names what was wrong."""
     await create(service, "s")
     at = url.replace(f"{USER}/sessions", path if path == EVENTS else f"{USER}/sessions")
 
@@ -221,15 +221,15 @@ async def test_a_users_stream_has_what_happens_to_their_sessions(
         await service.append_event(session, new_event(n=1))
         await create(service, "new")
         await service.delete_session(**IDS, session_id="before")
-        told = await client.take(3)
+        received = await client.take(3)
 
-    assert [each.summary for each in told] == [
+    assert [each.summary for each in received] == [
         ("appended", None),
         ("created", None),
         ("deleted", None),
     ]
-    assert [each.data["session_id"] for each in told] == ["before", "new", "before"]
-    assert told[0].data == {
+    assert [each.data["session_id"] for each in received] == ["before", "new", "before"]
+    assert received[0].data == {
         "kind": "appended",
         **IDS,
         "session_id": "before",
@@ -265,7 +265,7 @@ async def test_a_tool_lists_the_apps_and_what_each_has(
 async def test_only_who_has_a_token_learns_the_place(
     service: MongoSessionService, mongodb_uri: str, database: str, path: str
 ) -> None:
-    """Users of an own app are not told which database it has."""
+    """Users of an own app do not learn which database it has."""
     async with serving(live_app(service, authorize=may_read)) as url:
         own = (await asked(f"{url}{path}")).json()
     app = live_app(service, authorize=may_read, token=database)
@@ -330,10 +330,10 @@ async def test_a_tools_stream_has_what_authorize_permits(
         assert (await client.line()).startswith(":")
         await create(service, "s", user_id="hidden", state={"user:k": "hidden"})
         await create(service, "s", app_name="y")
-        told = await client.next()
+        received = await client.next()
 
-    assert (told.kind, told.data["app_name"]) == ("created", "y")
-    assert "hidden" not in json.dumps(told.data)
+    assert (received.kind, received.data["app_name"]) == ("created", "y")
+    assert "hidden" not in json.dumps(received.data)
 
 
 async def test_a_page_is_read_by_its_index_alone(

@@ -154,7 +154,7 @@ GUARDED = [
 async def test_without_its_token_no_data_is_answered(
     service: MongoSessionService, path: str, query: str
 ) -> None:
-    """Whatever exists, and whatever else says that it is known."""
+    """Whatever exists, and whatever else shows that it is known."""
     await session(service, "s")
     app = live_app(service, authorize=may_read, token=TOKEN)
 

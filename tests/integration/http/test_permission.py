@@ -56,10 +56,10 @@ async def test_each_action_has_its_permission(
     service: MongoSessionService, method: str, path: str, action: str
 ) -> None:
     """Who may do everything else is refused, before anybody looks what exists."""
-    told: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
 
     async def all_but_one(_: Request, **request: Any) -> bool:
-        told.append(request)
+        received.append(request)
         return bool(request["action"] != action)
 
     async with serving(app_of(service, authorize=all_but_one)) as url:
@@ -72,7 +72,7 @@ async def test_each_action_has_its_permission(
     assert answers[0].content == answers[1].content
     assert answers[0].json()["detail"] == "You may not do this."
     named = None if action == "list" else "s"
-    assert {**IDS, "session_id": named, "action": action} in told
+    assert {**IDS, "session_id": named, "action": action} in received
     assert not service.feed_stats().is_running
     stored = await service.find_sessions(**IDS)
     assert [(each.id, each.title) for each in stored.sessions] == [("s", None)]
@@ -109,10 +109,10 @@ async def test_an_open_stream_asks_again(
         is_withdrawn = True
         await is_asked.wait()
         await service.append_event(session, new_event())
-        told = await client.rest()
+        received = await client.rest()
 
-    assert [each.kind for each in told] == ["trouble"]
-    reason = told[0].data["reason"]
+    assert [each.kind for each in received] == ["trouble"]
+    reason = received[0].data["reason"]
     assert reason in {"You may not do this.", "Log in.", "See the server's log."}
 
 
@@ -134,9 +134,9 @@ async def test_an_event_that_is_being_sent_ends_in_the_middle(
         serving(app_of(service, authorize=authorize)) as url,
         Client(f"{url}{CHANGES}", history="all") as client,
     ):
-        told = await client.rest()
+        received = await client.rest()
 
-    assert [each.kind for each in told if each.kind != "trouble"] == ["snapshot"]
+    assert [each.kind for each in received if each.kind != "trouble"] == ["snapshot"]
 
 
 @pytest.mark.parametrize("path", [SESSION, CHANGES])
@@ -185,10 +185,10 @@ async def test_an_authorize_that_fails_is_a_500_and_nothing_else(
         return answer
 
     async with serving(app_of(service, authorize=authorize)) as url:
-        told = await asked(f"{url}{SESSION}")
+        received = await asked(f"{url}{SESSION}")
 
-    assert told.status_code == 500
-    assert told.json()["detail"] == "See the server's log."
+    assert received.status_code == 500
+    assert received.json()["detail"] == "See the server's log."
     assert "authorize" in caplog.text
 
 
@@ -219,7 +219,7 @@ async def test_authorize_may_be_plain_and_may_raise(
 def test_routes_without_authorize_are_not_made(
     service: MongoSessionService, authorize: Any, make: Callable[..., Any]
 ) -> None:
-    """Routes that would tell anyone anything cannot be made by forgetting."""
+    """Routes that are open to everybody cannot be made by forgetting."""
     with pytest.raises(ConfigurationError, match="allow_everyone"):
         make(service, authorize=authorize)
     with pytest.raises(TypeError, match="authorize"):

@@ -280,7 +280,7 @@ async def test_a_stream_says_what_adks_own_server_says(
     app.include_router(ours, prefix="/ours")
     stream = f"/ours{CHANGES}"
     async with serving(app) as url, Client(f"{url}{stream}", history="all") as client:
-        told = await client.take(3)
+        received = await client.take(3)
         async with httpx.AsyncClient(trust_env=False) as http:
             theirs = await http.get(f"{url}/apps/app/users/user/sessions/s")
 
@@ -288,8 +288,8 @@ async def test_a_stream_says_what_adks_own_server_says(
     is_example = hasattr(auth_credential, "_redact_credential_secrets")
     assert (CANARY not in theirs.text) == is_example
     if is_example:
-        assert told[0].data["state"] == theirs.json()["state"]
-        assert [each.data["event"] for each in told[1:]] == theirs.json()["events"]
+        assert received[0].data["state"] == theirs.json()["state"]
+        assert [each.data["event"] for each in received[1:]] == theirs.json()["events"]
 
 
 @pytest.mark.parametrize("name", OUTLETS)

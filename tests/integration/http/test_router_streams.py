@@ -80,17 +80,17 @@ async def test_last_event_id_goes_on_without_gap_or_repetition(
     for number in range(5):
         await service.append_event(session, new_event(a=number))
     async with Client(f"{url}{CHANGES}", {"Last-Event-ID": "3"}) as client:
-        told = await client.take(4)
+        received = await client.take(4)
         assert [await client.next()][0].kind == "state"
         await service.append_event(session, new_event(a=99))
-        told.append(await client.next())
+        received.append(await client.next())
         assert client.retry == 2000
     async with Client(
         f"{url}{CHANGES}", {"Last-Event-ID": "1"}, after_revision=0
     ) as client:
         assert (await client.next()).summary == ("appended", "2")
 
-    assert [each.summary for each in told] == [
+    assert [each.summary for each in received] == [
         ("appended", str(revision)) for revision in (4, 5, 6, 7, 8)
     ]
 
@@ -107,8 +107,8 @@ async def test_a_log_that_was_trimmed(
         assert (await client.next()).summary == ("snapshot", "5")
     for headers in ({}, {"Last-Event-ID": "1"}):
         async with Client(f"{url}{CHANGES}", headers, history="all") as client:
-            told = [each.summary for each in await client.take(3)]
-        assert told == [("snapshot", None), ("appended", "4"), ("appended", "5")]
+            received = [each.summary for each in await client.take(3)]
+        assert received == [("snapshot", None), ("appended", "4"), ("appended", "5")]
     answer = await refused(f"{url}{CHANGES}", after_revision=2)
     assert answer.status_code == 422
     assert "begins after revision 3" in answer.json()["detail"]
@@ -123,23 +123,23 @@ async def test_the_newest_events_come_first(
         await service.append_event(session, new_event(a=number))
     query = {"history": "newest_first"}
     async with Client(f"{url}{CHANGES}", **query) as client:
-        told = await client.take(7)
+        received = await client.take(7)
         await service.append_event(session, new_event(a=6))
-        told.append(await client.next())
+        received.append(await client.next())
     resumed = {"Last-Event-ID": "5"}
     async with Client(f"{url}{CHANGES}", resumed, before_revision=2, **query) as client:
         rest = {each.kind: each for each in await client.take(4)}
     async with Client(f"{url}{CHANGES}", resumed, **query) as client:
         live = await client.take(2)
 
-    assert told[0].summary == ("snapshot", "5")
-    earlier = [each.data["revision"] for each in told[1:6]]
-    assert (earlier, {each.summary for each in told[1:6]}) == (
+    assert received[0].summary == ("snapshot", "5")
+    earlier = [each.data["revision"] for each in received[1:6]]
+    assert (earlier, {each.summary for each in received[1:6]}) == (
         [5, 4, 3, 2, 1],
         {("earlier", None)},
     )
-    assert told[6].summary == ("beginning", None)
-    assert told[7].summary == ("appended", "6")
+    assert received[6].summary == ("beginning", None)
+    assert received[7].summary == ("appended", "6")
     assert rest.keys() == {"appended", "state", "earlier", "beginning"}
     assert (rest["appended"].id, rest["earlier"].data["revision"]) == ("6", 1)
     assert [each.kind for each in live] == ["appended", "state"]
@@ -150,22 +150,22 @@ async def test_history_is_told_whole_after_the_snapshot(
 ) -> None:
     """With history=all the snapshot has no id, and every event follows in order."""
     async with Client(f"{url}{CHANGES}", history="all") as client:
-        told = await client.take(4)
+        received = await client.take(4)
         await service.append_event(session, new_event(a=3))
-        told.append(await client.next())
+        received.append(await client.next())
     async with Client(
         f"{url}{CHANGES}", {"Last-Event-ID": "1"}, history="all"
     ) as client:
         back = await client.next()
 
-    assert [each.summary for each in told] == [
+    assert [each.summary for each in received] == [
         ("snapshot", None),
         ("appended", "1"),
         ("appended", "2"),
         ("state", None),
         ("appended", "3"),
     ]
-    assert told[0].data["revision"] == 2
+    assert received[0].data["revision"] == 2
     assert back.summary == ("appended", "2")
 
 
@@ -193,7 +193,7 @@ async def test_one_stream_has_a_users_sessions_and_the_content_of_one(
         await service.delete_session(**SESSION)
         assert (await client.next()).kind == "deleted"
         await service.append_event(other, new_event(k=3))
-        told = await client.next()
+        received = await client.next()
     async with Client(stream, {"Last-Event-ID": "4"}, session_id="s") as client:
         assert (await client.next()).kind == "deleted"
 
@@ -204,24 +204,24 @@ async def test_one_stream_has_a_users_sessions_and_the_content_of_one(
     assert outline.data["session_id"] == "o"
     assert not outline.data.keys() & {"event", "state", "state_delta"}
     assert missed.summary == ("appended", "4")
-    assert told.data["session_id"] == "o"
+    assert received.data["session_id"] == "o"
 
 
 async def test_evaluations_are_hidden_from_a_users_stream(
     service: MongoSessionService, url: str
 ) -> None:
-    """What ADK's evaluations do is heard by those who ask for it."""
+    """What ADK's evaluations do is sent to those who ask for it."""
     stream = f"{url}{USER_CHANGES}"
     async with Client(stream) as client, Client(stream, include_eval="true") as all_of:
         await client.line()
         await all_of.line()
         for session_id in ("adk-eval-session-1", "___eval___session___2", "s"):
             await service.create_session(**IDS, session_id=session_id)
-        told = [(await client.next()).data["session_id"]]
-        heard = [each.data["session_id"] for each in await all_of.take(3)]
+        received = [(await client.next()).data["session_id"]]
+        everything = [each.data["session_id"] for each in await all_of.take(3)]
 
-    assert told == ["s"]
-    assert heard == ["adk-eval-session-1", "___eval___session___2", "s"]
+    assert received == ["s"]
+    assert everything == ["adk-eval-session-1", "___eval___session___2", "s"]
 
 
 @pytest.mark.parametrize("last", ["3", "9" * 18])
@@ -322,7 +322,7 @@ async def test_any_id_can_be_named(service: MongoSessionService, url: str) -> No
 
 
 def test_the_extra_is_asked_for_by_name() -> None:
-    """Without sse-starlette the import says what to install."""
+    """Without sse-starlette the import names what to install."""
     program = (
         "import sys; sys.modules['sse_starlette'] = None\n"
         "import mongo_session_service.http"

@@ -57,11 +57,11 @@ async def test_a_deleted_session_ends_the_stream_for_good(
         async with Client(f"{url}{CHANGES}") as client:
             await client.next()
             await service.delete_session(**SESSION)
-            told = await client.rest()
+            received = await client.rest()
         async with Client(f"{url}{CHANGES}", {"Last-Event-ID": "0"}) as client:
             assert client.response.status_code == 404
 
-    assert [each.kind for each in told] == ["deleted"]
+    assert [each.kind for each in received] == ["deleted"]
 
 
 @pytest.mark.usefixtures("session")
@@ -100,10 +100,10 @@ async def test_what_is_there_already_is_sent_together(
         serving(recorded) as url,
         Client(f"{url}{CHANGES}", history="all") as client,
     ):
-        snapshot, *told = await client.take(101)
+        snapshot, *received = await client.take(101)
 
     assert snapshot.kind == "snapshot"
-    assert [each.data["revision"] for each in told] == list(range(1, 101))
+    assert [each.data["revision"] for each in received] == list(range(1, 101))
     assert len(sent) < 50
     assert max(map(len, sent)) < 40_000
 
@@ -153,7 +153,7 @@ async def test_a_slow_client_is_ended_and_comes_back(
 async def test_a_client_that_never_reads_is_cut_off(
     service: MongoSessionService, session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says so once; should it read after all, it finds the end."""
+    """It is logged once; should it read after all, it finds the end."""
     caplog.set_level("INFO")
     async with serving(app_of(service), log_level="info") as url:
         with closing(unread(url, f"{CHANGES}?history=all")) as client:
@@ -197,7 +197,7 @@ async def test_an_answer_that_nobody_reads_is_given_up(
 async def test_a_stream_that_cannot_go_on_says_so(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """Trouble is told in words that hold nothing stored, with a time to come back."""
+    """Its last event holds nothing stored, and a time to come back."""
     async with (
         MongoSessionService(victim_uri(mongodb_uri), database=database) as service,
         serving(app_of(service)) as url,
@@ -206,10 +206,10 @@ async def test_a_stream_that_cannot_go_on_says_so(
         async with Client(f"{url}{CHANGES}") as client:
             await client.next()
             with failing(admin, "getMore", errorCode=2):
-                told = await client.rest()
+                received = await client.rest()
 
-    assert [each.summary for each in told] == [("trouble", None)]
-    assert told[0].data == {
+    assert [each.summary for each in received] == [("trouble", None)]
+    assert received[0].data == {
         "reason": "Sessions cannot be read or written; see the server's log."
     }
     assert client.retry == 60_000
@@ -278,13 +278,13 @@ async def test_nobody_can_end_anothers_stream(
         assert (await client.next()).kind == "snapshot"
         actions = EventActions(state_delta=awkward)
         await service.append_event(other, Event(author="x", actions=actions))
-        told = await client.next()
+        received = await client.next()
         await service.append_event(session, new_event())
         assert (await client.next()).kind == "appended"
         async with Client(f"{url}{CHANGES}") as again:
             snapshot = await again.next()
 
-    assert (told.kind, told.data["state_delta"]) == ("state", awkward)
+    assert (received.kind, received.data["state_delta"]) == ("state", awkward)
     assert awkward.items() <= snapshot.data["state"].items()
 
 

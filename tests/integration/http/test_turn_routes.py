@@ -10,7 +10,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
 from support.http_paths import CHANGES, SESSION, USER_CHANGES, app_of
-from support.http_server import Client, Told, serving
+from support.http_server import Client, ServerEvent, serving
 from support.spoken_model import SpokenModel
 from support.subscriptions import SESSION as IDS
 
@@ -49,18 +49,18 @@ async def send(
         )
 
 
-async def read_until(client: Client, text: str) -> list[Told]:
-    """What a stream has until a text was said, all pieces put together."""
-    told: list[Told] = []
-    while spoken(told) != text:
-        told.append(await client.next())
-    return told
+async def read_until(client: Client, text: str) -> list[ServerEvent]:
+    """What a stream sends until its texts, put together, are this one."""
+    received: list[ServerEvent] = []
+    while spoken(received) != text:
+        received.append(await client.next())
+    return received
 
 
-def spoken(told: list[Told]) -> str:
+def spoken(received: list[ServerEvent]) -> str:
     return "".join(
         part["text"]
-        for each in told
+        for each in received
         if each.kind == "partial"
         for part in each.data["event"]["content"]["parts"]
     )
@@ -102,7 +102,7 @@ async def test_an_answer_is_read_by_another_request(
 async def test_a_turn_is_stopped(
     url: str, model: SpokenModel, service: MongoSessionService
 ) -> None:
-    """By whoever may; then there is none to stop, and what was said is kept."""
+    """By whoever may; then there is none to stop, and what was streamed is kept."""
     await send(url, "POST", f"{SESSION}/turns", QUESTION)
     async with Client(f"{url}{CHANGES}", partials=True) as client:
         model.say("It is")
@@ -110,10 +110,10 @@ async def test_a_turn_is_stopped(
         stop = {"reason": "enough"}
         answer = await send(url, "DELETE", f"{SESSION}/turn", stop)
         assert answer.status_code == 202
-        told = await client.next()
-        while told.kind != "turn" or told.data["turn"]["status"] != "stopped":
-            told = await client.next()
-    assert told.data["turn"]["reason"] == "enough"
+        received = await client.next()
+        while received.kind != "turn" or received.data["turn"]["status"] != "stopped":
+            received = await client.next()
+    assert received.data["turn"]["reason"] == "enough"
     none = await send(url, "DELETE", f"{SESSION}/turn")
     assert (none.status_code, none.json()["title"]) == (404, "Not Found")
     session = await service.get_session(**IDS)
@@ -133,12 +133,12 @@ async def test_a_list_hears_how_turns_stand(
                 if change.kind == "partial":
                     break
         model.end_answer()
-        told = await client.take(4)
-    kinds = [each.kind for each in told]
+        received = await client.take(4)
+    kinds = [each.kind for each in received]
     assert sorted(kinds) == ["appended", "appended", "turn", "turn"]
-    turns = [each.data["turn"] for each in told if each.kind == "turn"]
+    turns = [each.data["turn"] for each in received if each.kind == "turn"]
     assert [each["status"] for each in turns] == ["running", "ended"]
-    assert all("event" not in each.data for each in told)
+    assert all("event" not in each.data for each in received)
 
 
 async def test_a_second_question_waits_for_nobody(url: str, model: SpokenModel) -> None:
