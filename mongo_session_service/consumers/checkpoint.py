@@ -183,7 +183,7 @@ class Checkpoint:
         await connection.leases.update_one({"_id": self._name}, floor, upsert=True)
         self.lease.client_sessions = await self._client_sessions.ids()
         await self.lease.end_dead_holder()
-        if await self.lease.acquire() is None:
+        if await self.lease.acquire(patient=True) is None:
             return False
         self._replaces_dead |= self.lease.replaces_dead
         epoch = self.lease.epoch

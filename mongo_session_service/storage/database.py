@@ -132,9 +132,12 @@ class Database:
         compare these fields in each document that it reads, for nothing: they are left
         out there.
         """
+        if "$or" in filter_:
+            either = [self.routed(each) for each in filter_["$or"]]
+            filter_ = {**filter_, "$or": either}
         ids = filter_.get("_id")
         # One _id holds the fields; to look for a mongos takes longer.
-        if not isinstance(ids, dict) or not next(iter(ids)).startswith("$"):
+        if not isinstance(ids, dict) or not next(iter(ids), "").startswith("$"):
             return filter_
         if not self.is_sharded:
             return filter_

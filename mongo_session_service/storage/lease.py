@@ -28,8 +28,8 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakValueDictionary
@@ -39,11 +39,12 @@ from pymongo import WriteConcern
 from pymongo.errors import ExecutionTimeout, PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
+from mongo_session_service.errors import MongoSessionServiceError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.database import kill_client_sessions
-from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.retries import Effect, repeat
 from mongo_session_service.storage.tasks import (
     Supervisor,
     SwallowedCancellation,
@@ -114,6 +115,7 @@ class Lease:
         limit: float = math.inf,
         *,
         forget: Iterable[str] = (),
+        patient: bool = False,
     ) -> Document | None:
         """Acquire the lease if it is free, and its document is as ``where`` says.
 
@@ -121,7 +123,7 @@ class Lease:
         server waits for a locked document for ``limit`` seconds. The fields ``forget``,
         about who had it before, go. A cancellation waits for the outcome, which
         ``epoch`` tells. Without an answer before the lease could have expired, it
-        raises ``TimeLimitError``.
+        raises ``StorageUnavailableError``.
         """
         seconds = self.connection.limits.lease_seconds
         path = self.path
@@ -156,21 +158,21 @@ class Lease:
             return found
 
         async def acquire() -> Document | None:
-            found = await take({"$or": is_free})
-            self.replaces_dead = found is None
-            if found is None:
-                watching = self._watch_expired()
-                if dead := await asyncio.wait_for(watching, seconds + 1):
-                    found = await take(_as_seen(dead, path))
+            try:
+                found = await take({"$or": is_free})
+                self.replaces_dead = found is None
+                if found is None:
+                    watching = self._watch_expired()
+                    if dead := await asyncio.wait_for(watching, seconds + 1):
+                        found = await take(_as_seen(dead, path))
+            except ExecutionTimeout:  # another writer's transaction holds the document
+                return None
+            except TimeoutError:
+                message = f"no answer within {seconds:g} seconds"
+                raise TimeLimitError(message) from None
             return found
 
-        try:
-            return await uninterrupted(acquire())
-        except ExecutionTimeout:  # another writer's transaction has locked the document
-            return None
-        except TimeoutError:
-            message = f"no answer within {seconds:g} seconds"
-            raise TimeLimitError(message) from None
+        return await uninterrupted(self._repeat(acquire, patient=patient))
 
     async def release_lease(
         self, ended: Document | None = None, *, forget: Iterable[str] = ()
@@ -178,7 +180,8 @@ class Lease:
         """Release the lease, and return what is left of it; None if it is another's.
 
         Its field ``ended`` says so from now on; the fields ``forget`` go. If it takes
-        so long that the lease has expired by itself, it raises ``TimeoutError``.
+        so long that the lease has expired by itself, it raises
+        ``StorageUnavailableError``.
         """
         path = self.path
         mine = {"_id": self.id, f"{path}holder.token": self.token}
@@ -186,8 +189,24 @@ class Lease:
         change: Document = {"$unset": {f"{path}{name}": "" for name in gone}}
         if ended is not None:
             change["$set"] = {f"{path}ended": ended}
-        async with asyncio.timeout(self.connection.limits.lease_seconds):
-            return await self._update_lease(mine, change)
+        seconds = self.connection.limits.lease_seconds
+
+        async def release() -> Document | None:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._update_lease(mine, change)
+            except TimeoutError:
+                message = f"no answer within {seconds:g} seconds"
+                raise TimeLimitError(message) from None
+
+        return await self._repeat(release)
+
+    async def _repeat(
+        self, work: Callable[[], Awaitable[Result]], *, patient: bool = False
+    ) -> Result:
+        # A lease that was taken or released by a lost request is recognised.
+        client = self.connection.client
+        return await repeat(client, work, Effect.TRANSACTION, patient=patient)
 
     async def write_past_dead_holder(self, write: Awaitable[Result]) -> Result:
         """Await a write to its document, which a dead holder may have locked."""
@@ -202,7 +221,7 @@ class Lease:
         while True:
             await asyncio.sleep(_LOCKED_AFTER)
             # Else the write would wait for ever for the end of this loop.
-            with SwallowedCancellation(), suppress(PyMongoError):
+            with SwallowedCancellation(), suppress(MongoSessionServiceError):
                 await self.end_dead_holder()
 
     async def end_dead_holder(self) -> None:
@@ -210,7 +229,8 @@ class Lease:
         connection = self.connection
         if not connection.has_transactions:
             return
-        dead = await self._watch_expired()
+        client = connection.client
+        dead = await repeat(client, self._watch_expired, Effect.READ, patient=False)
         if dead is None:
             return
         left = [
@@ -241,7 +261,7 @@ class Lease:
         fields = {f"{path}holder": 1, f"{path}renewed_at": 1}
         collection = connection.with_default_codec(connection.database[self.collection])
         with connection.contact.asking():
-            found = await retry_soon(collection.find_one, expired, fields)
+            found = await collection.find_one(expired, fields)
         lease: Document | None = found["turn"] if found and path else found
         return lease
 
@@ -253,22 +273,17 @@ class Lease:
         collection = connection.with_default_codec(connection.database[self.collection])
         field = self.path.rstrip(".")
 
-        async def write(session: Any = None) -> Document | None:
-            in_session = {} if session is None else {"session": session}
+        writing = connection.writing() if connection.has_transactions else nullcontext()
+        async with writing as session:
+            if session is not None:
+                options["session"] = session
             found: Document | None = await collection.find_one_and_update(
                 where,
                 change,
                 projection={field: 1} if field else None,
                 return_document=True,
-                **in_session,
                 **options,
             )
-            return found
-
-        if connection.has_transactions:
-            found = await connection.write_in_client_session(write)
-        else:
-            found = await write()
         return found[field] if found and field else found
 
 

@@ -124,8 +124,8 @@ async def test_a_claimant_that_stalls_deposes_nobody(
     has_taken, may_resume = asyncio.Event(), asyncio.Event()
     acquire = lease.Lease.acquire
 
-    async def stalling(self: lease.Lease) -> Any:
-        taken = await acquire(self)
+    async def stalling(self: lease.Lease, **how: Any) -> Any:
+        taken = await acquire(self, **how)
         if not has_taken.is_set():
             has_taken.set()
             await may_resume.wait()
