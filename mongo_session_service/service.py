@@ -79,15 +79,14 @@ from mongo_session_service.sessions import (
     deletion,
     event_log,
     history,
-    pruning,
     redaction,
     rewinds,
     search,
     trim,
 )
 from mongo_session_service.sessions.appender import Appended
+from mongo_session_service.sessions.deletion import erase_owner
 from mongo_session_service.sessions.details import update_details
-from mongo_session_service.sessions.erasure import erase_owner
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.storage.cooperative import in_slices
 from mongo_session_service.storage.lease import LeaseRenewer
@@ -1311,8 +1310,8 @@ class MongoSessionService(BaseSessionService):
         pruned = Pruned()
         async with self._backends.in_call() as backend:
             now = await backend.connection.ask_time()
-            criteria = pruning.prune_criteria(app_name, idle_for, created_before, now)
-            steps = pruning.prune_sessions(
+            criteria = deletion.prune_criteria(app_name, idle_for, created_before, now)
+            steps = deletion.prune_sessions(
                 backend.connection, criteria, is_dry_run=is_dry_run
             )
             async for step in steps:

@@ -210,8 +210,8 @@ async def _count_erasable_session(
     async with backends_of(service).in_call() as opened:
         connection = opened.connection
         deletable = deletion.deletable(connection)
-        found = await connection.sessions.find_one(
-            {"_id": key.id, **deletable}, deletion.LENGTH
+        found = await connection.find_one(
+            Query("sessions", {"_id": key.id, **deletable}, fields=deletion.LENGTH)
         )
     if found is None:
         return None

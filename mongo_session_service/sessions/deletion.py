@@ -15,24 +15,47 @@ A *reservation* holds the id of a session that a fork or an import is storing. I
 such a document too, but names its holder, who renews its ``expire_time``. The session's
 own document replaces it at the end, so that no reader sees a part of the session.
 Removing it makes it a tombstone first: its holder cannot store the session any more.
+
+An *erasure* removes everything of an app, or of a user, whatever has stored it.
+*Pruning* removes sessions that have expired, or are old or idle. An idle session has
+had no sign of life for some time. Its ``update_time`` alone does not show that: it is
+that of its last event, by the caller's clock, and an event may be dated back. So its
+creation, all its events and a turn that somebody has count as well. Between that look
+and the removal, an append may come. So a session is removed only as it was seen: at the
+same revision.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import accumulate, islice
 from typing import Any, Final, Literal, NamedTuple
 
+from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model import metadata
 from mongo_session_service.model.records import ANNOUNCES_REMOVAL, Document, SessionKey
+from mongo_session_service.model.results import Erased
+from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.retries import retry_soon
-from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.sessions.search import PagePosition, Search
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import (
+    Delete,
+    Insert,
+    Query,
+    RefusedError,
+    Statement,
+    Update,
+)
+from mongo_session_service.storage.tasks import SwallowedCancellation
+from mongo_session_service.storage.transactions import Transaction
 from mongo_session_service.storage.translation import reporting_partial_removal
 
 FORK: Final = "held_by"
@@ -47,10 +70,10 @@ TOMBSTONE_TIME: Final = 0.0
 SESSIONS_AT_ONCE: Final = 50
 """Short sessions removed in one transaction."""
 
-LENGTH: Final = dict.fromkeys(("revision", LOG_BEGINS, TRIMMING), 1)
-"""The fields that tell how many events a session has."""
-_REMAINS: Final = {**LENGTH, queries.TURN_EPOCH: 1}
-"""And whether it has had a turn, in which something may have been said."""
+LENGTH: Final = ("revision", LOG_BEGINS, TRIMMING)
+"""The fields of which a session's number of events is computed."""
+_REMAINS: Final = (*LENGTH, queries.TURN_EPOCH, FORK, IMPORT)
+"""And those that show whether it may have partials, and is a reservation."""
 
 MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"steps": 1}}
 """The update that makes a reservation a tombstone, and counts a step of its removal.
@@ -71,15 +94,15 @@ class Reservations:
     """Seconds until a reservation expires, unless it is renewed."""
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def new_document(self, connection: Connection, id_: Document) -> Document:
+    def new_document(self, storage: Storage, id_: Document) -> Document:
         """Build a reservation of the session with this ``_id``."""
-        expire_time = connection.clock.now() + self.lifetime
+        expire_time = storage.clock.now() + self.lifetime
         return {"_id": id_, **self._fields(expire_time)}
 
-    def renewal_update(self, connection: Connection) -> Document | list[Document]:
+    def renewal_update(self, storage: Storage) -> Document | list[Document]:
         """The update that renews a reservation, or takes over another holder's."""
-        if connection.driver is Driver.MOCK:
-            expire_time: Any = connection.clock.now() + self.lifetime
+        if storage.is_mock:
+            expire_time: Any = storage.clock.now() + self.lifetime
             return {"$set": self._fields(expire_time)}
         # By the server's clock, which decides when a reservation is removed.
         return [{"$set": self._fields({"$add": [queries.SERVER_TIME, self.lifetime]})}]
@@ -101,11 +124,11 @@ class Removal(NamedTuple):
 
     sessions: int
     events: int
-    is_last: bool
-    """Whether nothing is left to remove."""
+    is_last: bool = False
+    """Whether no session is left that matches."""
 
 
-def deletable(connection: Connection) -> Document:
+def deletable(storage: Storage) -> Document:
     """The filter for what a delete may remove.
 
     That is all but a fork that has not expired: the server may be copying events.
@@ -113,7 +136,7 @@ def deletable(connection: Connection) -> Document:
     return {
         "$or": [
             {FORK: {"$exists": False}},
-            queries.expired_on_server_filter(connection),
+            queries.expired_on_server_filter(storage),
         ]
     }
 
@@ -133,40 +156,37 @@ def _placeholder_filter(id_: Document) -> Document:
     return {"_id": id_, "revision": {"$exists": False}}
 
 
-async def remove_session(connection: Connection, key: SessionKey) -> None:
+async def remove_session(storage: Storage, key: SessionKey) -> None:
     """Remove a session and its events; do nothing if it is not stored.
 
     No reader sees it after the first step. If this is cancelled, the next removal of
     the session, or pruning, resumes it.
     """
-    removal = await remove_some(connection, {"_id": key.id, **deletable(connection)})
-    if not removal.is_last:
-        # Only the tombstone: by now there may be a new session with the same id.
-        with reporting_partial_removal():
-            await remove_tombstone(connection, key)
-
-
-async def remove_tombstone(connection: Connection, key: SessionKey) -> None:
-    """Remove a session's tombstone, if there is one, and the events left with it."""
-    async for _ in removals(connection, tombstone_filter(key.id)):
+    # Once: by now there may be a new session with the same id.
+    async for _ in remove_some(storage, {"_id": key.id, **deletable(storage)}):
         pass
 
 
-async def remove_expired(connection: Connection, key: SessionKey) -> bool:
+async def remove_tombstone(storage: Storage, key: SessionKey) -> None:
+    """Remove a session's tombstone, if there is one, and the events left with it."""
+    async for _ in removals(storage, tombstone_filter(key.id)):
+        pass
+
+
+async def remove_expired(storage: Storage, key: SessionKey) -> bool:
     """Remove a session if it has expired or is being removed; True if its id is free.
 
     The id is free as well if another process removed the session meanwhile.
     """
-    async for _ in removals(
-        connection, {"_id": key.id, **queries.expired_on_server_filter(connection)}
-    ):
+    expired = queries.expired_on_server_filter(storage)
+    async for _ in removals(storage, {"_id": key.id, **expired}):
         pass
-    found = await retry_soon(connection.sessions.find_one, {"_id": key.id}, {"_id": 1})
-    return found is None
+    query = Query("sessions", {"_id": key.id}, fields=("_id",))
+    return await storage.find_one(query) is None
 
 
 async def removals(
-    connection: Connection, wanted: Document, *, limit: float | None = None
+    storage: Storage, wanted: Document, *, limit: float | None = None
 ) -> AsyncIterator[Removal]:
     """Remove sessions that match, and yield each step, until none is left.
 
@@ -174,64 +194,64 @@ async def removals(
     """
     is_last = False
     while not is_last:
-        removal = await remove_some(connection, wanted, limit=limit)
-        is_last = removal.is_last
-        yield removal
+        async for removal in remove_some(storage, wanted, limit=limit):
+            is_last = removal.is_last
+            yield removal
 
 
 async def remove_some(
-    connection: Connection, wanted: Document, *, limit: float | None = None
-) -> Removal:
-    """Remove a few sessions, or a part of one, in one transaction.
+    storage: Storage, wanted: Document, *, limit: float | None = None
+) -> AsyncGenerator[Removal]:
+    """Remove some of the sessions that match, one of them at least; yield each step.
 
-    The transaction ends even if the caller is cancelled. Other processes may remove the
-    same sessions at the same time.
+    Other processes may remove the same sessions at the same time.
     """
-
-    async def remove_step(txn: Txn) -> Removal:
-        where = connection.routed(wanted)
-        cursor = connection.sessions.find(where, _REMAINS, session=txn)
-        found = await cursor.limit(SESSIONS_AT_ONCE).to_list(None)
-        if not found:
-            return Removal(0, 0, is_last=True)
-        for each in found:
-            if not is_session(each):
-                return await _remove_oldest_events(connection, each["_id"], txn)
-        totals = accumulate(map(stored_events, found))
-        most = connection.limits.removed_events
-        short = [
-            each for each, events in zip(found, totals, strict=True) if events <= most
-        ]
-        # Without transactions, a crash in between would leave events without a session.
-        if not txn or not short:
-            return await _replace_with_tombstone(connection, found[0], wanted, txn)
-        is_last = len(short) == len(found) < SESSIONS_AT_ONCE
-        return await _remove_short(connection, short, txn, is_last=is_last)
-
-    return await uninterrupted(run_transaction(connection, remove_step, limit=limit))
+    step = partial(_remove_short, storage, wanted)
+    removal, placeholders = await storage.run(step, limit=limit)
+    yield removal
+    for each in placeholders:
+        async for events in _remove_placeholder(storage, each, limit):
+            yield removal._replace(sessions=0, events=events)
 
 
 async def _remove_short(
-    connection: Connection, short: list[Document], txn: Txn, *, is_last: bool
-) -> Removal:
-    ids = [each["_id"] for each in short]
-    which = connection.routed({"_id": {"$in": ids}})
-    await connection.sessions.delete_many(which, session=txn)
-    logs = [queries.all_events(SessionKey(**each["_id"])) for each in short]
-    which = queries.any_of([connection.routed(log) for log in logs])
-    await connection.events.delete_many(which, session=txn)
-    await _remove_partials(connection, short, txn)
-    return Removal(len(short), sum(map(stored_events, short)), is_last)
+    storage: Storage, wanted: Document, tx: Transaction
+) -> tuple[Removal, list[Document]]:
+    """Remove short sessions, or make a tombstone of a long one, in one transaction.
+
+    Returns the tombstones and reservations that are to be removed then.
+    """
+    query = Query("sessions", wanted, limit=SESSIONS_AT_ONCE, fields=_REMAINS)
+    found = await tx.find(query)
+    placeholders = [each for each in found if not is_session(each)]
+    sessions = [each for each in found if is_session(each)]
+    totals = accumulate(map(stored_events, sessions))
+    most = storage.limits.removed_events
+    short = [it for it, events in zip(sessions, totals, strict=True) if events <= most]
+    # Without transactions, a crash in between would leave events without a session.
+    if storage.has_transactions and short:
+        ids = [each["_id"] for each in short]
+        logs = [queries.all_events(SessionKey(**id_)) for id_ in ids]
+        await tx.write(
+            Delete("sessions", {"_id": {"$in": ids}}, many=True),
+            Delete("events", queries.any_of(logs), many=True),
+            *_partials_removal(short),
+        )
+        count = len(short)
+    elif sessions:
+        count = await _replace_with_tombstone(storage, sessions[0], wanted, tx)
+        placeholders += sessions[:count]
+    else:
+        count = 0
+    is_last = len(found) < SESSIONS_AT_ONCE and count == len(sessions)
+    events = sum(map(stored_events, short[:count])) if storage.has_transactions else 0
+    return Removal(count, events, is_last), placeholders
 
 
-async def _remove_partials(
-    connection: Connection, sessions: list[Document], txn: Txn
-) -> None:
+def _partials_removal(sessions: Sequence[Document]) -> list[Statement]:
     keys = [SessionKey(**each["_id"]) for each in sessions if "turn" in each]
-    if keys:
-        ranges = [queries.partials_of_session(key) for key in keys]
-        which = queries.any_of([connection.routed(it) for it in ranges])
-        await connection.partials.delete_many(which, session=txn)
+    said = [queries.partials_of_session(key) for key in keys]
+    return [Delete("partials", queries.any_of(said), many=True)] if said else []
 
 
 def stored_events(session: Document) -> int:
@@ -244,60 +264,313 @@ def stored_events(session: Document) -> int:
 
 
 async def _replace_with_tombstone(
-    connection: Connection, session: Document, wanted: Document, txn: Txn
-) -> Removal:
+    storage: Storage, session: Document, wanted: Document, tx: Transaction
+) -> int:
     id_ = session["_id"]
     tombstone = {"_id": id_, "expire_time": TOMBSTONE_TIME, "steps": 0}
-    if txn:
+    if not storage.has_transactions:
+        still = {"$and": [{"_id": id_}, wanted]}
+        (count,) = await tx.write(Update("sessions", still, tombstone))
+        return count
+    await tx.write(
         # A delete rather than a replace: the change feed reports deletes.
-        await connection.sessions.delete_one({"_id": id_}, session=txn)
-        await connection.sessions.insert_one(tombstone, session=txn)
-        await _remove_partials(connection, [session], txn)
-        return Removal(1, 0, is_last=False)
-    still = {"$and": [{"_id": id_}, wanted]}
-    done = await connection.sessions.replace_one(still, tombstone)
-    return Removal(done.matched_count, 0, is_last=False)
-
-
-async def _remove_oldest_events(
-    connection: Connection, id_: Document, txn: Txn
-) -> Removal:
-    """Remove events of a tombstone; with the last ones, the tombstone itself."""
-    found = await connection.sessions.find_one_and_update(
-        _placeholder_filter(id_), MAKE_TOMBSTONE, session=txn
+        Delete("sessions", {"_id": id_}),
+        Insert("sessions", [tombstone]),
+        *_partials_removal([session]),
     )
-    if found is None:
-        # Only without transactions: another process has removed the rest.
-        return Removal(0, 0, is_last=False)
-    most = connection.limits.removed_events
-    log = connection.routed(queries.all_events(SessionKey(**id_)))
-    cursor = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
-    oldest = [each["_id"] for each in await cursor.limit(most + 1).to_list(None)]
-    if len(oldest) > most:
-        log = {**log, "_id": {"$gte": oldest[0], "$lt": oldest[-1]}}
-    if oldest:
-        await connection.events.delete_many(log, session=txn)
+    return 1
+
+
+async def _remove_placeholder(
+    storage: Storage, document: Document, limit: float | None
+) -> AsyncIterator[int]:
+    """Remove the events of a tombstone or a reservation; with the last ones, itself.
+
+    Yields how many events each step removed.
+    """
+    key = SessionKey(**document["_id"])
+    fence = Update("sessions", _placeholder_filter(key.id), MAKE_TOMBSTONE)
+    end = silent_removal(storage, key)
+    if FORK in document or IMPORT in document:
+        with reporting_partial_removal():
+            await storage.commit(fence)  # from now on its holder stores no more
     # A large initial state is kept beside the events.
-    events = sum(each["revision"] > 0 for each in oldest[:most])
-    if len(oldest) > most:
-        return Removal(0, events, is_last=False)
-    if events and (FORK in found or IMPORT in found):
+    initial = Query("events", {"_id": key.event_id(0)}, fields=("_id",))
+    log = Query("events", queries.events_after(key, 0), limit=1, fields=("_id",))
+    with reporting_partial_removal():
+        apart, events = await storage.read(initial, log)
+    if events and (FORK in document or IMPORT in document):
         # Subscribers received these events, so they receive a "deleted" too.
-        await connection.sessions.delete_one(_placeholder_filter(id_), session=txn)
-    else:
-        await remove_silently(connection, id_, txn)
-    return Removal(0, events, is_last=False)
+        end = [Delete("sessions", _placeholder_filter(key.id))]
+    surplus = len(apart)
+    with suppress(RefusedError):  # somebody else has removed the rest
+        async for count in storage.remove(
+            "events", queries.all_events(key), fence, end, limit=limit
+        ):
+            yield count - surplus
+            surplus = 0
 
 
-async def remove_silently(connection: Connection, id_: Document, txn: Txn) -> None:
+def silent_removal(storage: Storage, key: SessionKey) -> list[Statement]:
     """Remove a tombstone or reservation; the feed reports no deleted session.
 
     All that a change stream contains of a delete is the ``_id``. A second document,
-    inserted and deleted in the same transaction, says that this was no session.
+    inserted and deleted in the same transaction, marks what was no session.
     """
-    announcement = {"_id": queries.announcement_id(id_, ANNOUNCES_REMOVAL)}
-    if txn:
-        await connection.sessions.insert_one(announcement, session=txn)
-    await connection.sessions.delete_one(_placeholder_filter(id_), session=txn)
-    if txn:
-        await connection.sessions.delete_one(announcement, session=txn)
+    gone = Delete("sessions", _placeholder_filter(key.id))
+    if not storage.has_transactions:
+        return [gone]
+    announcement = {"_id": queries.announcement_id(key.id, ANNOUNCES_REMOVAL)}
+    return [Insert("sessions", [announcement]), gone, Delete("sessions", announcement)]
+
+
+# --- Erasure ---
+
+_AFTER_EVERY_EVENT: Final = SessionKey("\U0010ffff", "", "").event_id(0)
+"""After every event, as MongoDB compares strings: by their bytes."""
+
+
+async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> Erased:
+    """Remove an app, or a user of it: sessions, states, and progress of all kinds."""
+    wanted = queries.all_sessions(app_name, user_id)
+    steps = removals(storage, wanted)
+    first = await anext(steps)
+    sessions, events = first.sessions, first.events
+    owner = {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
+    of_owner = {f"_id.{name}": id_ for name, id_ in owner.items()}
+    states = queries.all_user_states(app_name, user_id)
+    notes: Document = {"_id": {"of": owner}}
+    if user_id is None:
+        notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
+
+    async def remove_all(collection: str, which: Document) -> int:
+        (count,) = await storage.commit(Delete(collection, which, many=True))
+        return count
+
+    with reporting_partial_removal():
+        async for step in steps:
+            sessions, events = sessions + step.sessions, events + step.events
+        events += await _remove_orphans(storage, wanted)
+        users = await remove_all("user_states", states)
+        await remove_all("imports", notes)
+        await remove_all("leases", wanted)  # whom turns keep waiting
+        letters = await remove_all("dead_letters", of_owner)
+        apps = consumers = 0
+        if user_id is None:
+            apps = await remove_all("app_states", {"_id": app_name})
+            of_app = Query("checkpoints", {"app_name": app_name}, fields=("_id",))
+            (found,) = await storage.read(of_app)
+            names, consumers = [each["_id"] for each in found], len(found)
+            await remove_all("dead_letters", {"_id.consumer": {"$in": names}})
+            for collection in ("checkpoints", "leases"):
+                await remove_all(collection, {"_id": {"$in": names}})
+        positions = await _erase_from_checkpoints(storage, owner)
+    return Erased(
+        sessions=sessions,
+        events=events,
+        user_states=users,
+        app_states=apps,
+        dead_letters=letters,
+        checkpoints=consumers + positions,
+    )
+
+
+async def _erase_from_checkpoints(storage: Storage, owner: Document) -> int:
+    """Remove ids of an app, or of a user, from checkpoints; count those that had some.
+
+    No consumer receives anything twice, or misses anything that is not erased.
+    """
+    changed = 0
+    query = Query("checkpoints", {"position": {"$ne": None}}, fields=("_id",))
+    (found,) = await storage.read(query)
+    for name in [each["_id"] for each in found]:
+        own = Query("checkpoints", {"_id": name})
+        while (checkpoint := await storage.find_one(own)) is not None:
+            before = checkpoint["position"]
+            after = await _position_without(storage, before, owner)
+            if after == before:
+                break
+            same = {"_id": name, "position": before}
+            move = Update("checkpoints", same, {"$set": {"position": after}})
+            if await storage.commit(move) == [1]:
+                changed += 1
+                break
+    return changed
+
+
+async def _position_without(
+    storage: Storage, position: Document, owner: Document
+) -> Document:
+    """Move a stored position behind the events of an owner."""
+    replayed = position["replayed"]
+    if not (replayed and owner.items() <= replayed.items()):
+        return position
+    # Right before the first event after all of the owner's: a document is greater than
+    # any text.
+    upper = owner | {SessionKey._fields[len(owner)]: {}}
+    after = Query("events", {"_id": {"$gt": upper}}, order=1, fields=("_id",))
+    following, behind = await storage.find_one(after), _AFTER_EVERY_EVENT
+    if following is not None:
+        id_ = following["_id"]
+        behind = {**id_, "revision": id_["revision"] - 1}
+    return position | {"replayed": behind}
+
+
+async def _remove_orphans(storage: Storage, wanted: Document) -> int:
+    """Remove events without a session, as a crash may leave them; return how many."""
+    # The _id of an event begins with that of its session.
+    most, removed = storage.limits.removed_events, 0
+    query = Query("events", wanted, order=1, limit=most, fields=("_id",))
+
+    # In one transaction, or the events may belong to a new session by then.
+    async def remove_page(tx: Transaction) -> tuple[list[Document], int]:
+        found = [each["_id"] for each in await tx.find(query)]
+        orphans = await _select_orphans(tx, found) if found else []
+        if orphans:
+            await tx.write(Delete("events", {"_id": {"$in": orphans}}, many=True))
+        return found, len(orphans)
+
+    while True:
+        found, gone = await storage.run(remove_page)
+        removed += gone
+        if len(found) < most:
+            return removed
+        query = query.after(found[-1])
+
+
+async def _select_orphans(tx: Transaction, events: list[Document]) -> list[Document]:
+    keys = {SessionKey(*islice(each.values(), 3)) for each in events}
+    ids = [key.id for key in keys]
+    query = Query("sessions", {"_id": {"$in": ids}}, fields=("_id",))
+    keys -= {SessionKey(**each["_id"]) for each in await tx.find(query)}
+    return [each for each in events if SessionKey(*islice(each.values(), 3)) in keys]
+
+
+# --- Pruning ---
+
+
+@dataclass(frozen=True, slots=True)
+class PruneCriteria:
+    """The sessions that one call of ``prune`` removes."""
+
+    app_name: str | None
+    wanted: Document | None
+    """The filter for idle or old sessions; None for those that have expired."""
+    idle_since: float | None = None
+    """The time after which such a session has no event; None if events do not count."""
+
+
+def prune_criteria(
+    app_name: object, idle_for: object, created_before: object, now: float
+) -> PruneCriteria:
+    """Check the arguments of ``prune``, at a time by the server's clock."""
+    app = None if app_name is None else check_id("app_name", app_name)
+    if idle_for is None and created_before is None:
+        return PruneCriteria(app, None)
+    wanted: Document = {"expire_time": {"$exists": False}, "create_time": {}}
+    idle_since = None
+    if created_before is not None:
+        seconds = metadata.check_moment("created_before", created_before)
+        if not 0 < seconds <= now:
+            message = "created_before must be after 1970, and not in the future."
+            raise InvalidInputError(message)
+        wanted["create_time"]["$lt"] = seconds
+    if idle_for is not None:
+        idle_since = now - metadata.check_duration("idle_for", idle_for)
+        moment = datetime.fromtimestamp(max(0.0, idle_since), UTC)
+        wanted["create_time"]["$lte"] = idle_since
+        wanted["update_time"] = {"$lte": idle_since}
+        wanted[queries.TURN_RENEWED] = {"$not": {"$gt": moment}}
+    return PruneCriteria(app, wanted, idle_since)
+
+
+async def prune_sessions(
+    storage: Storage, criteria: PruneCriteria, *, is_dry_run: bool
+) -> AsyncIterator[Removal]:
+    """Remove sessions step by step, or only count them, and yield each step."""
+    if criteria.wanted is None:
+        expired = queries.expired_on_server_filter(storage)
+        if criteria.app_name is not None:
+            expired["_id.app_name"] = criteria.app_name
+        steps = (
+            _count_sessions(storage, expired)
+            if is_dry_run
+            else removals(storage, expired)
+        )
+        async for step in steps:
+            yield step
+        return
+    async for found in _unwanted_sessions(storage, criteria, criteria.wanted):
+        if is_dry_run:
+            events = sum(each["revision"] - log_begins(each) for each in found)
+            yield Removal(len(found), events, is_last=False)
+        elif found:
+            as_found = [{"_id": it["_id"], "revision": it["revision"]} for it in found]
+            still = {**queries.any_of(as_found), **criteria.wanted}
+            async for step in removals(storage, still):
+                yield step
+
+
+async def _count_sessions(storage: Storage, wanted: Document) -> AsyncIterator[Removal]:
+    (found,) = await storage.read(
+        Query("sessions", wanted, then=(queries.COUNT_STAGE,))
+    )
+    for counts in found:
+        yield Removal(counts["sessions"], counts["events"], is_last=True)
+
+
+async def _unwanted_sessions(
+    storage: Storage, criteria: PruneCriteria, wanted: Document
+) -> AsyncIterator[list[Document]]:
+    """Find idle or old sessions, and yield them in lists that can be removed at once.
+
+    The index of creation is walked once, one app after the other.
+    """
+    limits, app = storage.limits, criteria.app_name
+    if app is None:
+        app = await _find_next_app(storage, "")
+    while app is not None:
+        search = Search({"_id.app_name": app, **wanted}, newest_first=False)
+        after: PagePosition | None = None
+        is_last = False
+        while not is_last:
+            page = await _find_page(storage, search, after)
+            is_last = len(page) < limits.prune_page
+            after = None if is_last else search.position_of(page[-1])
+            for some in cut_by_size(page, limits.prune_batch):
+                with SwallowedCancellation():
+                    found = await _select_idle(storage, criteria.idle_since, some)
+                yield found
+        app = await _find_next_app(storage, app) if criteria.app_name is None else None
+
+
+async def _find_next_app(storage: Storage, after: str) -> str | None:
+    later = {"_id.app_name": {"$gt": after}}
+    query = Query("sessions", later, {"_id.app_name": 1}, 1, fields=("_id",))
+    found = await storage.find_one(query)
+    return found["_id"]["app_name"] if found else None
+
+
+async def _find_page(
+    storage: Storage, search: Search, after: PagePosition | None
+) -> list[Document]:
+    size = storage.limits.prune_page
+    query = search.page_query(after, size, storage.clock.now(), with_state=False)
+    query = replace(query, fields=("create_time", "revision", LOG_BEGINS))
+    (found,) = await storage.read(query)
+    return found
+
+
+async def _select_idle(
+    storage: Storage, idle_since: float | None, found: Sequence[Document]
+) -> list[Document]:
+    """Select the sessions none of whose events is of a later time."""
+    if idle_since is None:
+        return list(found)
+    later = {"event.timestamp": {"$gt": idle_since}}
+    logs = [queries.all_events(SessionKey(**each["_id"])) for each in found]
+    wanted = queries.any_of([{**log, **later} for log in logs])
+    group = {"$group": {"_id": {name: f"$_id.{name}" for name in SessionKey._fields}}}
+    (alive,) = await storage.read(Query("events", wanted, then=(group,)))
+    keys = {SessionKey(**each["_id"]) for each in alive}
+    return [each for each in found if SessionKey(**each["_id"]) not in keys]

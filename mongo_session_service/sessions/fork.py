@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, NoReturn
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.platform import time as platform_time
-from pymongo import errors
 
 from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
@@ -25,6 +24,7 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.errors import (
     InvalidInputError,
+    StorageError,
     StorageUnavailableError,
     quoted,
     session_exists_error,
@@ -41,11 +41,16 @@ from mongo_session_service.sessions import deletion, history, queries, rewinds
 from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import waiting_fields_at
-from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import (
+    DuplicateError,
+    Insert,
+    Query,
+    TooLateError,
+    Update,
+)
 from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.storage.transactions import Transaction
 
 MAX_ORIGINS: Final = 100
 """How many sessions a fork of forks names at most, the nearest."""
@@ -53,7 +58,7 @@ MAX_ORIGINS: Final = 100
 FORK_LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
 
-_STEP_MS: Final = 40_000
+_STEP_SECONDS: Final = 40
 """The server's time limit for a step: it ends before the reservation expires."""
 
 _LOST: Final = (
@@ -65,7 +70,7 @@ _CHANGED: Final = "The session was {} during the fork, which was removed. Try ag
 
 
 async def copy_session(
-    connection: Connection,
+    storage: Storage,
     source: SessionKey,
     target: SessionKey,
     until: int | str | None,
@@ -77,18 +82,18 @@ async def copy_session(
     or the source was trimmed meanwhile, it is removed, and ``StorageUnavailableError``
     raised.
     """
-    origin = await history.SessionWithInitialState.load(connection, source)
+    origin = await history.SessionWithInitialState.load(storage, source)
     if isinstance(until, str):
-        until = await _last_revision_before(connection, source, until, origin.session)
+        until = await _last_revision_before(storage, source, until, origin.session)
     revision = history.check_revision(origin.session, until)
     reservations = Reservations(FORK, FORK_LIFETIME)
-    fork = Fork(connection, source, target, origin, revision, reservations)
+    fork = Fork(storage, source, target, origin, revision, reservations)
     try:
         await fork.reserve()
         await fork.copy_log()
         await fork.renew()
-        await uninterrupted(fork.store_session(*await fork.build_session()))
-    except (AlreadyExistsError, errors.ConnectionFailure):
+        await fork.store_session(*await fork.build_session())
+    except (AlreadyExistsError, StorageUnavailableError):
         # There is no reservation to give up, or the server may still be copying, and
         # the reservation must expire.
         raise
@@ -98,10 +103,10 @@ async def copy_session(
 
 
 async def _last_revision_before(
-    connection: Connection, source: SessionKey, invocation_id: str, session: Document
+    storage: Storage, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
     log = rewinds.LogAtRevision(source, log_begins(session), session["revision"])
-    firsts = await rewinds.find_firsts(connection, log, {invocation_id})
+    firsts = await rewinds.find_firsts(storage, log, {invocation_id})
     if invocation_id not in firsts:
         which = quoted(invocation_id)
         raise InvalidInputError(f"The session has no event of invocation {which}.")
@@ -112,7 +117,7 @@ async def _last_revision_before(
 class Fork:
     """A new session that begins with the events of another."""
 
-    connection: Connection
+    storage: Storage
     source: SessionKey
     target: SessionKey
     origin: history.SessionWithInitialState
@@ -126,40 +131,34 @@ class Fork:
 
     async def reserve(self) -> None:
         """Hold the target's place, unless a session is stored there."""
-        connection, id_ = self.connection, self.target.id
+        storage, id_ = self.storage, self.target.id
         for left in reversed(range(deletion.PLACE_ATTEMPTS)):
-            reservation = self.reservations.new_document(connection, id_)
+            reservation = self.reservations.new_document(storage, id_)
             try:
-                await uninterrupted(
-                    retry_soon(connection.sessions.insert_one, reservation)
-                )
-            except errors.DuplicateKeyError:
-                if not (
-                    await deletion.remove_expired(connection, self.target) and left
-                ):
+                await storage.commit(Insert("sessions", [reservation]))
+            except DuplicateError:
+                if not (await deletion.remove_expired(storage, self.target) and left):
                     raise session_exists_error(self.target.session_id) from None
             else:
                 return
 
     async def renew(self) -> None:
         """Hold the place for longer."""
-        renewal = self.reservations.renewal_update(self.connection)
-        held = await retry_soon(
-            self.connection.sessions.update_one, self.reservation, renewal
-        )
-        if not held.matched_count:
-            raise StorageUnavailableError(_LOST)
+        renewal = self.reservations.renewal_update(self.storage)
+        update = Update("sessions", self.reservation, renewal)
+        if await self.storage.commit(update) == [0]:
+            await self._give_up(_LOST)
 
     async def copy_log(self) -> None:
         """Copy all events, in steps."""
         after = log_begins(self.origin.session)
-        step = self.connection.limits.fork_step
+        step = self.storage.limits.fork_step
         while after < self.revision:
             await self.renew()
             until = min(after + step, self.revision)
             try:
-                await uninterrupted(retry_soon(self.copy_events, after, until))
-            except errors.ExecutionTimeout:
+                await uninterrupted(self.copy_events(after, until))
+            except TooLateError:
                 if step == 1:
                     raise
                 step = max(step // 8, 1)  # large events; those copied are kept
@@ -169,33 +168,36 @@ class Fork:
     async def copy_events(self, after: int, until: int) -> None:
         """Copy the events of one step."""
         wanted = queries.events_until(self.source, until, after)
-        wanted = self.connection.routed(wanted)
-        events, driver = self.connection.events, self.connection.driver
-        if driver is Driver.MOCK:  # mongomock has no $merge
-            found = await events.find(wanted).to_list(None)
+        if self.storage.is_mock:  # mongomock has no $merge
+            (found,) = await self.storage.read(Query("events", wanted))
             for each in found:
                 each["_id"]["session_id"] = self.target.session_id
-            await events.insert_many(found)
+            await self.storage.commit(Insert("events", found))
             return
-        stages: list[dict[str, Any]] = [
-            {"$match": wanted},
-            {"$set": {"_id.session_id": {"$literal": self.target.session_id}}},
-            {"$merge": {"into": events.name, "whenMatched": "keepExisting"}},
-        ]
-        await driver.fetch_all(events.aggregate(stages, maxTimeMS=_STEP_MS))
+        events = f"{self.storage.prefix}events"
+        command = {
+            "aggregate": events,
+            "pipeline": [
+                {"$match": self.storage.routed(wanted)},
+                {"$set": {"_id.session_id": {"$literal": self.target.session_id}}},
+                {"$merge": {"into": events, "whenMatched": "keepExisting"}},
+            ],
+            "cursor": {},
+            "writeConcern": {"w": "majority"},
+        }
+        await self.storage.command(command, limit=_STEP_SECONDS)
 
     async def build_session(self) -> tuple[Document, list[DocumentUpdate]]:
         """Build the new session's document, and updates for a large initial state."""
         head = self.origin.session
         known, state = history.recorded_initial_state(*self.origin), head["state"]
         if self.revision < head["revision"]:
-            connection, key, origin = self.connection, self.source, self.origin
             known, state = await history.states_at(
-                connection, key, origin, self.revision
+                self.storage, self.source, self.origin, self.revision
             )
         now = platform_time.get_time()
         details = self._copied_details(state).with_renewed_expiry(
-            self.connection.clock.now()
+            self.storage.clock.now()
         )
         size = check_initial_state(known)
         delta = ScopedState(session=known)
@@ -204,7 +206,7 @@ class Fork:
             self.target, now, delta, size, details, begins, self._origins()
         )
         log = rewinds.LogAtRevision(self.source, begins, self.revision)
-        waiting = await waiting_fields_at(self.connection, log, self.target)
+        waiting = await waiting_fields_at(self.storage, log, self.target)
         document = {
             **session_document(new),
             **waiting,
@@ -222,7 +224,7 @@ class Fork:
 
     def _copied_details(self, state: Document) -> Details:
         """Return the source's details, titled by the display name of a past state."""
-        head, hooks = self.origin.session, self.connection.hooks
+        head, hooks = self.origin.session, self.storage.hooks
         named = state.get(ADK_METADATA)
         if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
             return Details.from_document(head)
@@ -233,40 +235,46 @@ class Fork:
         self, document: Document, apart: list[DocumentUpdate]
     ) -> None:
         """Replace the reservation with the session, if the source still exists."""
-        connection, held = self.connection, self.reservation
+        storage, held = self.storage, self.reservation
         source = {
             "_id": self.source.id,
-            **queries.writable_filter(connection),
+            **queries.writable_filter(storage),
             "create_time": self.origin.session["create_time"],
         }
         begins = log_begins(self.origin.session)
         redactions = self.origin.session.get(REDACTIONS)
 
-        async def replace_reservation(txn: Txn) -> None:
-            fields = dict.fromkeys((LOG_BEGINS, REDACTIONS), 1)
-            found = await connection.sessions.find_one(source, fields, session=txn)
+        async def replace_reservation(tx: Transaction) -> str | None:
+            query = Query("sessions", source, fields=(LOG_BEGINS, REDACTIONS))
+            found = await tx.find_one(query)
             if not found:
                 raise session_not_found_error(self.source.session_id)
             if log_begins(found) != begins:
-                raise StorageUnavailableError(_CHANGED.format("trimmed"))
+                return _CHANGED.format("trimmed")
             if found.get(REDACTIONS) != redactions:
-                raise StorageUnavailableError(_CHANGED.format("redacted"))
-            if not await connection.sessions.find_one(held, {"_id": 1}, session=txn):
-                raise StorageUnavailableError(_LOST)
-            for update in apart:
-                await connection.events.update_one(*update, upsert=True, session=txn)
-            if txn:
-                await deletion.remove_silently(connection, self.target.id, txn)
-                await connection.sessions.insert_one(document, session=txn)
+                return _CHANGED.format("redacted")
+            if not await tx.find_one(Query("sessions", held, fields=("_id",))):
+                return _LOST
+            await tx.write(*(Update("events", *it, upsert=True) for it in apart))
+            if storage.has_transactions:
+                silently = deletion.silent_removal(storage, self.target)
+                await tx.write(*silently, Insert("sessions", [document]))
             else:
-                await connection.sessions.replace_one(held, document)
+                await tx.write(Update("sessions", held, document))
+            return None
 
-        await run_transaction(connection, replace_reservation)
+        if problem := await storage.run(replace_reservation):
+            await self._give_up(problem)
+
+    async def _give_up(self, problem: str) -> NoReturn:
+        await uninterrupted(self.remove_copy())
+        raise StorageUnavailableError(problem)
 
     async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""
-        connection, bury = self.connection, deletion.MAKE_TOMBSTONE
-        with suppress(errors.PyMongoError):
+        bury = deletion.MAKE_TOMBSTONE
+        with suppress(StorageError):
             # A tombstone even if the reservation was lost: events were copied since.
-            await connection.sessions.update_one(self.reservation, bury, upsert=True)
-            await deletion.remove_tombstone(connection, self.target)
+            update = Update("sessions", self.reservation, bury, upsert=True)
+            await self.storage.commit(update)
+            await deletion.remove_tombstone(self.storage, self.target)

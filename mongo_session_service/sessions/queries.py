@@ -15,9 +15,8 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec.documents import LOG_BEGINS
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.snapshots import Query
+from mongo_session_service.storage.database import Database
+from mongo_session_service.storage.statements import Query
 
 SERVER_TIME: Final = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 """The expression for the server's time, in seconds since 1970."""
@@ -40,17 +39,17 @@ def visible_filter(now: float) -> Document:
     return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
 
 
-def alive_filter(connection: Connection) -> Document:
+def alive_filter(storage: Database) -> Document:
     """The filter for what has not expired by the server's clock: it may be written."""
-    if connection.driver is Driver.MOCK:  # its server is this process
-        return {"expire_time": {"$not": {"$lte": connection.clock.now()}}}
+    if storage.is_mock:  # its server is this process
+        return {"expire_time": {"$not": {"$lte": storage.clock.now()}}}
     ends = {"$ifNull": ["$expire_time", math.inf]}
     return {"$expr": {"$gt": [ends, SERVER_TIME]}}
 
 
-def writable_filter(connection: Connection) -> Document:
+def writable_filter(storage: Database) -> Document:
     """The filter for sessions by the server's clock."""
-    return {"revision": {"$gte": 0}, **alive_filter(connection)}
+    return {"revision": {"$gte": 0}, **alive_filter(storage)}
 
 
 def expired_filter(now: float) -> Document:
@@ -63,24 +62,33 @@ def expiring_filter() -> Document:
     return {"expire_time": {"$lte": math.inf}, "_id.session_id": {"$type": "string"}}
 
 
-def expired_on_server_filter(connection: Connection) -> Document:
+def expired_on_server_filter(storage: Database) -> Document:
     """The filter for what has expired by the server's clock: it may be removed.
 
     A client whose clock is fast must not remove what others still use.
     """
-    if connection.driver is Driver.MOCK:  # its server is this process
-        return expired_filter(connection.clock.now())
+    if storage.is_mock:  # its server is this process
+        return expired_filter(storage.clock.now())
     is_over = {"$lte": ["$expire_time", SERVER_TIME]}
     # In an expression a missing time is before every other, so it is excluded first.
     return {**expiring_filter(), "$expr": is_over}
 
 
+_LENGTH: Final = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
+
+COUNT_STAGE: Final = {
+    "$group": {
+        "_id": None,
+        "sessions": {"$sum": {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}},
+        "events": {"$sum": _LENGTH},
+    }
+}
+"""The stage that counts sessions and their events."""
+
+
 def count_pipeline(wanted: Document) -> list[Document]:
     """The pipeline that counts sessions and their events."""
-    is_session = {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}
-    length = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
-    total = {"sessions": {"$sum": is_session}, "events": {"$sum": length}}
-    return [{"$match": wanted}, {"$group": {"_id": None, **total}}]
+    return [{"$match": wanted}, COUNT_STAGE]
 
 
 def announcement_id(id_: Document, what: str) -> Document:

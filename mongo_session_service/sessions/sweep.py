@@ -2,7 +2,7 @@
 
 Each process that uses a database looks for what has expired when the earliest expiry
 that it knows of has come, and once a minute in any case, since other processes create
-sessions as well. That removal is what subscribers hear as ``deleted``. Several
+sessions as well. That removal is what subscribers receive as ``deleted``. Several
 processes may sweep at once: each session is removed in one transaction.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import random
 import time
 import weakref
@@ -19,13 +18,12 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final
 
-from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
-
+from mongo_session_service.errors import NotAuthorizedError, StorageError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import deletion, queries
-from mongo_session_service.storage.compat import Driver, renew_connections
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query, TooLateError
 from mongo_session_service.storage.tasks import Supervisor, background
 
 logger = logging.getLogger(__name__)
@@ -34,7 +32,6 @@ _JITTER: Final = 0.4
 """Seconds, at most, by which processes that know of the same expiry differ."""
 _AFTER_FAILURE: Final = 5.0
 """Seconds after a sweep that failed."""
-_UNAUTHORIZED: Final = 13
 _SUPERVISOR: Final = Supervisor("The sweep of expired sessions")
 
 
@@ -80,22 +77,22 @@ class Sweep:
     that nobody refers to any more.
     """
 
-    def __init__(self, connection: Connection, schedule: SweepSchedule) -> None:
-        self._connection = connection
+    def __init__(self, storage: Storage, schedule: SweepSchedule) -> None:
+        self._storage = storage
         self._schedule = schedule
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start_timer(self) -> None:
         """Wait for the next look from now on; idempotent."""
-        # In mongomock nobody is told of changes, and prune removes what has expired.
-        if self._timer is None and self._connection.driver is not Driver.MOCK:
+        # In mongomock nobody follows changes, and prune removes what has expired.
+        if self._timer is None and not self._storage.is_mock:
             self._set_timer()
 
     def expect(self, expire_time: object) -> None:
         """Look when a session expires that was stored just now, if it does."""
         if isinstance(expire_time, int | float):
-            self.sweep_within(expire_time - self._connection.clock.now())
+            self.sweep_within(expire_time - self._storage.clock.now())
 
     def sweep_within(self, seconds: float) -> None:
         """Look in so many seconds at the latest."""
@@ -122,7 +119,6 @@ class Sweep:
                 delay + jitter,
                 _sweep_alive,
                 weakref.ref(self),
-                os.getpid(),
                 context=Context(),
             )
 
@@ -136,59 +132,59 @@ class Sweep:
     async def _sweep(self) -> None:
         wait = _AFTER_FAILURE
         try:
-            await self._connection.ask_time()  # the clocks may have drifted apart
-            wait = await remove_all_expired(self._connection)
-        except PyMongoError as error:
-            await renew_connections(self._connection.client, error)
+            await self._storage.ask_time()  # the clocks may have drifted apart
+            wait = await remove_all_expired(self._storage)
+        except NotAuthorizedError:
+            wait = math.inf  # others remove what this user may only read
+        except StorageError as error:
             logger.debug("A sweep failed with %s.", type(error).__name__)
-            if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
-                wait = math.inf  # others remove what this user may only read
         finally:
             self.sweep_within(wait)
 
 
-def _sweep_alive(sweep: weakref.ref[Sweep], pid: int) -> None:
-    # In a child forked within the loop, what is due still fires as the loop ends.
-    if (alive := sweep()) is not None and pid == os.getpid():
+def _sweep_alive(sweep: weakref.ref[Sweep]) -> None:
+    if (alive := sweep()) is not None:
         alive._look()  # noqa: SLF001  its own timer
 
 
-async def remove_all_expired(connection: Connection) -> float:
+async def remove_all_expired(storage: Storage) -> float:
     """Remove what has expired; return the seconds until more expires, if known."""
     while True:
-        found = await _find_earliest(connection)
+        found = await _find_earliest(storage)
         due = [each["_id"] for each in found if each["wait"] <= 0]
         if not due:
             return min((each["wait"] for each in found), default=math.inf)
-        if await _remove_due(connection, due) == 0:
+        if await _remove_due(storage, due) == 0:
             return 0.0  # they are locked, for example by an append that renews them
 
 
-async def _find_earliest(connection: Connection) -> list[Document]:
+async def _find_earliest(storage: Storage) -> list[Document]:
     """Find the sessions that expire first, each with the seconds until then."""
     wait = {"$subtract": [{"$toDouble": "$expire_time"}, queries.SERVER_TIME]}
-    stages: list[Document] = [
-        {"$match": queries.expiring_filter()},
-        {"$sort": {"expire_time": 1}},
-        {"$limit": deletion.SESSIONS_AT_ONCE},
-        {"$project": {"wait": wait}},
-    ]
-    return await connection.aggregate(connection.sessions, stages)
+    query = Query(
+        "sessions",
+        queries.expiring_filter(),
+        {"expire_time": 1},
+        deletion.SESSIONS_AT_ONCE,
+        then=({"$project": {"wait": wait}},),
+    )
+    (found,) = await storage.read(query)
+    return found
 
 
-async def _remove_due(connection: Connection, ids: list[Document]) -> int:
+async def _remove_due(storage: Storage, ids: list[Document]) -> int:
     """Remove some sessions if they have expired, and are not locked.
 
     Returns how many sessions and events were removed.
     """
-    wanted = {**queries.expired_on_server_filter(connection), "_id": {"$in": ids}}
+    wanted = {**queries.expired_on_server_filter(storage), "_id": {"$in": ids}}
     # A session may be locked by an append that renews it.
-    limit = connection.limits.sweep_patience
-    steps = deletion.removals(connection, wanted, limit=limit)
+    limit = storage.limits.sweep_patience
+    steps = deletion.removals(storage, wanted, limit=limit)
     try:
         return sum([each.sessions + each.events async for each in steps])
-    except NetworkTimeout:
+    except TooLateError:
         if len(ids) == 1:
             return 0
         # The others need not wait for the one that is locked.
-        return sum([await _remove_due(connection, [each]) for each in ids])
+        return sum([await _remove_due(storage, [each]) for each in ids])

@@ -10,10 +10,10 @@ is interrupted is resumed by the next one of the session, and by its removal.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
 from google.adk.events.event import Event
 
@@ -36,14 +36,17 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.waiting_calls import WaitingCalls
 from mongo_session_service.sessions import history, queries, rewinds
-from mongo_session_service.sessions.details import announce_details
+from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.history import SessionWithInitialState
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import waiting_at
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Txn, run_transaction
-from mongo_session_service.storage.translation import reporting_partial_removal
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import (
+    Query,
+    RefusedError,
+    Statement,
+    Update,
+)
 
 CALL_LASTS: Final = 86_400.0
 """Seconds in which a function call may get its response: a day."""
@@ -116,12 +119,10 @@ class TrimConstraints:
     def __post_init__(self) -> None:
         self.until = self.older = self.begins
 
-    async def read_log(
-        self, connection: Connection, key: SessionKey, until: int
-    ) -> None:
+    async def read_log(self, storage: Storage, key: SessionKey, until: int) -> None:
         """Read the log up to a revision, a page in memory at a time."""
         log = rewinds.LogAtRevision(key, self.until, until)
-        async for revision, event in rewinds.decode_log(connection, log):
+        async for revision, event in rewinds.decode_log(storage, log):
             self.add(revision, event)
 
     def add(self, revision: int, event: Event) -> None:
@@ -164,7 +165,7 @@ class TrimConstraints:
 
 
 async def trim(
-    connection: Connection,
+    storage: Storage,
     key: SessionKey,
     criterion: Criterion,
     *,
@@ -177,7 +178,7 @@ async def trim(
     """
     constraints: TrimConstraints | None = None
     for _ in range(TRIM_ATTEMPTS):
-        origin = await SessionWithInitialState.load(connection, key)
+        origin = await SessionWithInitialState.load(storage, key)
         session = origin.session
         created, begins = session["create_time"], log_begins(session)
         if constraints is None or (constraints.created, constraints.begins) != (
@@ -188,124 +189,102 @@ async def trim(
                 created, begins, criterion.before_time or -math.inf
             )
         cut = begins
-        if await _last_removable(connection, key, session, criterion) > begins:
-            await constraints.read_log(connection, key, session["revision"])
+        if await _last_removable(storage, key, session, criterion) > begins:
+            await constraints.read_log(storage, key, session["revision"])
             if constraints.until != session["revision"]:
                 continue  # it was deleted or trimmed meanwhile
             wanted = criterion.revision(session, constraints.older)
-            cut = constraints.last_safe_revision(wanted, connection.clock.now())
+            cut = constraints.last_safe_revision(wanted, storage.clock.now())
         if is_dry_run:
             return max(0, cut - begins)
         if cut <= begins:
-            return await _resume_removal(connection, key, session)
+            return await _resume_removal(storage, key, session)
         as_of = cut, session.get(REDACTIONS)
         if constraints.state is None or constraints.state[0] != as_of:
-            _, state = await history.states_at(connection, key, origin, cut)
+            _, state = await history.states_at(storage, key, origin, cut)
             check_initial_state(state)
             constraints.state = as_of, state
-        waiting = decode_waiting(session, connection.hooks)
+        waiting = decode_waiting(session, storage.hooks)
         if any(each.revision <= cut for each in waiting.named):
             log = rewinds.LogAtRevision(key, cut, session["revision"])
-            waiting = await waiting_at(connection, log)
-        setting = partial(
-            _set_cut, connection, session, cut, constraints.state[1], waiting=waiting
-        )
-        if await uninterrupted(run_transaction(connection, setting)):
-            return await remove_trimmed(connection, key, created, cut)
+            waiting = await waiting_at(storage, log)
+        try:
+            await _set_cut(storage, session, cut, constraints.state[1], waiting=waiting)
+        except RefusedError:
+            continue
+        return await remove_trimmed(storage, key, created, cut)
     raise StorageUnavailableError(_BUSY)
 
 
 async def _last_removable(
-    connection: Connection, key: SessionKey, session: Document, criterion: Criterion
+    storage: Storage, key: SessionKey, session: Document, criterion: Criterion
 ) -> int:
     """Find the last revision that a criterion may remove; reads one event at most."""
     older = session["revision"]
     if criterion.before_time is not None:
         begins = log_begins(session)
-        log = connection.routed(queries.events_after(key, begins))
-        fields = {"event.timestamp": 1}
-        found = connection.events.find(log, fields).sort("_id", 1).limit(1)
-        for first in await found.to_list(None):
-            if first["event"]["timestamp"] >= criterion.before_time:
-                older = begins
+        log = queries.events_after(key, begins)
+        query = Query("events", log, order=1, fields=("event.timestamp",))
+        first = await storage.find_one(query)
+        if first and first["event"]["timestamp"] >= criterion.before_time:
+            older = begins
     return criterion.revision(session, older)
 
 
-async def _resume_removal(
-    connection: Connection, key: SessionKey, session: Document
-) -> int:
+async def _resume_removal(storage: Storage, key: SessionKey, session: Document) -> int:
     """Remove what an interrupted trim of a session has left; return how many events."""
     if TRIMMING not in session:
         return 0
     begins = log_begins(session)
-    return await remove_trimmed(connection, key, session["create_time"], begins)
+    return await remove_trimmed(storage, key, session["create_time"], begins)
 
 
 async def _set_cut(
-    connection: Connection,
+    storage: Storage,
     read: Document,
     cut: int,
     state: Document,
-    txn: Txn,
     *,
     waiting: WaitingCalls,
-) -> bool:
-    """Have a session's log begin after a revision, unless it changed since it was read.
+) -> None:
+    """Have a session's log begin after a revision.
 
-    An event appended since may be a rewind that undoes what is to be removed. What was
-    read of events that are redacted must not be stored.
+    If it changed since it was read, it raises ``RefusedError``: an event appended since
+    may be a rewind that undoes what is to be removed, and what was read of events that
+    are redacted must not be stored.
     """
     begins = log_begins(read)
     where: Document = {
-        **queries.writable_filter(connection),
+        **queries.writable_filter(storage),
         **{name: read[name] for name in ("_id", "create_time", "revision")},
         LOG_BEGINS: begins or {"$exists": False},
         REDACTIONS: read.get(REDACTIONS),
     }
     cutting = {LOG_BEGINS: cut, TRIMMING: read.get(TRIMMING, begins), INITIAL: None}
-    key, hooks = SessionKey(**read["_id"]), connection.hooks
-    told = encode_waiting(waiting, key, hooks)
-    update = fields_update(cutting | told)
-    updated = await connection.sessions.update_one(where, update, session=txn)
-    if updated.matched_count == 0:
-        return False
-    if txn and waiting != decode_waiting(read, hooks):
-        await announce_details(connection, read | told, txn)
-    before = {"_id": {**read["_id"], "revision": 0}}
+    key, hooks = SessionKey(**read["_id"]), storage.hooks
+    fields = encode_waiting(waiting, key, hooks)
+    change = fields_update(cutting | fields)
+    statements: list[Statement] = [Update("sessions", where, change, expected=1)]
+    if storage.has_transactions and waiting != decode_waiting(read, hooks):
+        statements += details_announcement(read | fields)
     initial = {INITIAL: state, "create_time": read["create_time"], LOG_BEGINS: cut}
-    change = {"$set": initial}
-    await connection.events.update_one(before, change, upsert=True, session=txn)
-    return True
+    first = {"_id": key.event_id(0)}
+    statements.append(Update("events", first, {"$set": initial}, upsert=True))
+    await storage.commit(*statements)
 
 
 async def remove_trimmed(
-    connection: Connection, key: SessionKey, created: float, cut: int
+    storage: Storage, key: SessionKey, created: float, cut: int
 ) -> int:
     """Remove the events up to a revision at which the log was cut; return how many."""
-    removed, is_over = 0, False
-    most = connection.limits.removed_events
     session = {"_id": key.id, "create_time": created, LOG_BEGINS: {"$gte": cut}}
-
-    async def step(txn: Txn) -> tuple[int, bool]:
-        if not await connection.sessions.find_one(session, {"_id": 1}, session=txn):
-            return 0, True
-        log = connection.routed(queries.events_until(key, cut))
-        found = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
-        oldest = [each["_id"] for each in await found.limit(most).to_list(None)]
-        if oldest:
-            some = {"_id": {"$gte": oldest[0], "$lte": oldest[-1]}}
-            which = connection.routed(some)
-            await connection.events.delete_many(which, session=txn)
-        is_last = len(oldest) < most
-        if is_last:
-            # Unless another trim has cut further, and has more to remove.
-            own = {**session, LOG_BEGINS: cut}
-            gone: Any = {"$unset": {TRIMMING: ""}}
-            await connection.sessions.update_one(own, gone, session=txn)
-        return len(oldest), is_last
-
-    with reporting_partial_removal():
-        while not is_over:
-            count, is_over = await uninterrupted(run_transaction(connection, step))
+    # Unless another trim has cut further, and has more to remove.
+    own = {**session, LOG_BEGINS: cut}
+    done = Update("sessions", own, {"$unset": {TRIMMING: ""}})
+    log, removed = queries.events_until(key, cut), 0
+    with suppress(RefusedError):  # it was deleted meanwhile
+        async for count in storage.remove(
+            "events", log, Update("sessions", session, {}), [done]
+        ):
             removed += count
     return removed

@@ -120,6 +120,11 @@ class Database:
         return await retries.retry(self.client, function, *args, **kwargs)
 
     @property
+    def is_mock(self) -> bool:
+        """Tell whether the server is mongomock: in this process, without a clock."""
+        return self.driver is Driver.MOCK
+
+    @property
     def is_sharded(self) -> bool:
         """Tell whether a mongos sends what is written and read here to shards."""
         return self.driver.is_sharded(self.client)
@@ -136,6 +141,8 @@ class Database:
             either = [self.routed(each) for each in filter_["$or"]]
             filter_ = {**filter_, "$or": either}
         ids = filter_.get("_id")
+        if "$or" in filter_ and self.is_sharded:
+            return {**filter_, "$or": [*map(self.routed, filter_["$or"])]}
         # One _id holds the fields; to look for a mongos takes longer.
         if not isinstance(ids, dict) or not next(iter(ids), "").startswith("$"):
             return filter_
@@ -171,7 +178,8 @@ class Database:
     async def ask_time(self) -> float:
         """Return the server's time, and set the service's clock by it."""
         if self.driver is not Driver.MOCK:
-            self.clock.set_by(await self.client.admin.command("hello"))
+            async with self.translating_errors():
+                self.clock.set_by(await self.client.admin.command("hello"))
         return self.clock.now()
 
     def with_default_codec(self, collection: Any) -> Any:

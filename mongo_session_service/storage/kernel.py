@@ -98,7 +98,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bson.timestamp import Timestamp
-from pymongo.errors import NetworkTimeout
+from pymongo.errors import ExecutionTimeout, NetworkTimeout
 
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage import snapshots
@@ -340,15 +340,33 @@ class Storage(Database):
         return Stream(self, pipeline, start, slim=slim, needs_document=needs_document)
 
     async def command(
-        self, command: Document, *, database: str = "", patient: bool = False
+        self,
+        command: Document,
+        *,
+        database: str = "",
+        limit: int | None = None,
+        patient: bool = False,
     ) -> Document:
         """Run a command that reads, or may be done twice; return the reply.
 
-        It is for what is no document: indexes, statistics, privileges.
+        It is for what is no document: indexes, statistics, privileges. The server gives
+        it up after ``limit`` seconds, as ``TooLateError``.
         """
         target = self.client[database] if database else self.database
-        running = partial(target.command, command)
-        return await repeat(self.client, running, Effect.READ, patient=patient)
+        if limit is not None:
+            command = {**command, "maxTimeMS": 1000 * limit}
+
+        async def run() -> Document:
+            try:
+                reply: Document = await target.command(command)
+            except ExecutionTimeout:
+                if limit is None:
+                    raise
+                message = f"MongoDB did not finish a command within {limit} seconds."
+                raise TooLateError(message) from None
+            return reply
+
+        return await repeat(self.client, run, Effect.READ, patient=patient)
 
     async def _run(
         self,

@@ -32,7 +32,6 @@ from mongo_session_service.sessions.deletion import (
     IMPORT,
     Reservations,
     remove_some,
-    remove_tombstone,
 )
 from mongo_session_service.sessions.details import ANNOUNCED, details_announcement
 from mongo_session_service.sessions.queries import fields_update
@@ -485,9 +484,9 @@ class ImportTarget(StoreTarget):
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
         for key in self._held:
-            step = await remove_some(self._storage, self._reservations.held_filter(key))
-            if not step.is_last:
-                await remove_tombstone(self._storage, key)
+            held = self._reservations.held_filter(key)
+            async for _ in remove_some(self._storage, held):
+                pass
 
     async def _catch_up(
         self, incoming: EncodedSession, stored: Document, matched: int

@@ -20,7 +20,7 @@ from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion
+from mongo_session_service.storage.kernel import Storage
 
 WHO = tuple(IDS.values())
 
@@ -285,11 +285,11 @@ async def test_what_was_left_of_a_session_is_erased(
     """A session that nobody is shown any more is erased to its end."""
     await store_long_session(service, admin, database, SessionKey(*WHO), 1500)
 
-    async def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise RuntimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(deletion, "remove_tombstone", stop)
+        patch.setattr(Storage, "remove", stop)
         with pytest.raises(RuntimeError):
             await service.delete_session(**IDS)
     assert left_in(admin, database) == {"sessions": 1, "events": 1500}

@@ -12,8 +12,8 @@ from support.long_sessions import event, left_in
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion, erasure
-from mongo_session_service.sessions.deletion import Removal
+from mongo_session_service.sessions import deletion
+from mongo_session_service.storage.kernel import Storage
 
 KEY = SessionKey("app", "user", "s")
 TOMBSTONE = {"_id": KEY.id, "expire_time": 0.0, "steps": 0}
@@ -33,10 +33,11 @@ async def test_an_id_that_somebody_else_has_freed_is_free(
     admin[database].sessions.insert_one({**TOMBSTONE})
     remove_some = deletion.remove_some
 
-    async def late(*arguments: Any, **options: Any) -> Removal:
+    async def late(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(deletion, "remove_some", remove_some)
         await service.prune()
-        return await remove_some(*arguments, **options)
+        async for step in remove_some(*arguments, **options):
+            yield step
 
     monkeypatch.setattr(deletion, "remove_some", late)
     if make == "create":
@@ -55,17 +56,17 @@ async def test_events_without_session_are_not_those_of_a_new_one(
 ) -> None:
     """A session that is made while its user is erased is erased whole, or not."""
     admin[database].events.insert_one(event(KEY, 1))
-    orphans = erasure._select_orphans  # noqa: SLF001  where it is to be overtaken
+    orphans = deletion._select_orphans  # noqa: SLF001  where it is to be overtaken
 
     async def late(*arguments: Any) -> list[dict[str, Any]]:
-        monkeypatch.setattr(erasure, "_select_orphans", orphans)
+        monkeypatch.setattr(deletion, "_select_orphans", orphans)
         found = await orphans(*arguments)
         await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
         session = await service.create_session(**KEY.id)
         await service.append_event(session, Event(author="new"))
         return found
 
-    monkeypatch.setattr(erasure, "_select_orphans", late)
+    monkeypatch.setattr(deletion, "_select_orphans", late)
     await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
 
     assert await service.get_session(**KEY.id) is not None
@@ -90,20 +91,21 @@ async def test_who_comes_late_without_transactions_removes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A delete that meets a new session where there was a tombstone leaves it alone."""
-    shorten = deletion._remove_oldest_events  # noqa: SLF001  where it is to be overtaken
+    remove = Storage.remove
     async with MongoSessionService(
         mongodb_uri, database=database, transactions=False
     ) as service:
         admin[database].sessions.insert_one({**TOMBSTONE})
         admin[database].events.insert_one(event(KEY, 1))
 
-        async def late(*arguments: Any) -> Removal:
-            monkeypatch.setattr(deletion, "_remove_oldest_events", shorten)
+        async def late(*arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(Storage, "remove", remove)
             session = await service.create_session(**KEY.id)
             await service.append_event(session, Event(author="new"))
-            return await shorten(*arguments)
+            async for count in remove(*arguments, **options):
+                yield count
 
-        monkeypatch.setattr(deletion, "_remove_oldest_events", late)
+        monkeypatch.setattr(Storage, "remove", late)
         await service.delete_session(**KEY.id)
 
         assert await service.get_session(**KEY.id) is not None

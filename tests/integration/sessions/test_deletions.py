@@ -19,8 +19,8 @@ from mongo_session_service import MongoSessionService, Pruned
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import backends_of
-from mongo_session_service.sessions import deletion, sweep
-from mongo_session_service.sessions.deletion import Removal
+from mongo_session_service.sessions import sweep
+from mongo_session_service.storage.kernel import Storage
 
 KEY = SessionKey("app", "user", "s")
 NOTHING = {"sessions": 0, "events": 0}
@@ -39,18 +39,18 @@ async def delete_in_part(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """Begin to delete the session, and break off after so many steps."""
-    whole = deletion.remove_some
-    taken = 0
+    run, taken = Storage.run, 0
 
-    async def remove_some(*arguments: Any, **options: Any) -> Removal:
+    async def run_step(*arguments: Any, **options: Any) -> Any:
         nonlocal taken
+        result = await run(*arguments, **options)
+        taken += 1
         if taken == steps:
             raise BrokenOffError
-        taken += 1
-        return await whole(*arguments, **options)
+        return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(deletion, "remove_some", remove_some)
+        patch.setattr(Storage, "run", run_step)
         with pytest.raises(BrokenOffError):
             await service.delete_session(**KEY.id)
 
@@ -132,20 +132,20 @@ async def test_a_delete_is_of_the_session_it_found(
 ) -> None:
     """A delete that is still under way leaves a new session of the same id alone."""
     await store_long_session(service, admin, database, KEY, 35)
-    whole, taken = deletion.remove_some, 0
+    run, taken = Storage.run, 0
 
-    async def remove_some(*arguments: Any, **options: Any) -> Removal:
+    async def run_step(*arguments: Any, **options: Any) -> Any:
         nonlocal taken
-        step = await whole(*arguments, **options)
+        result = await run(*arguments, **options)
         taken += 1
         if taken == steps:
             with monkeypatch.context() as patch:
-                patch.setattr(deletion, "remove_some", whole)
+                patch.setattr(Storage, "run", run)
                 session = await service.create_session(**KEY.id)
                 await service.append_event(session, Event(id="e1", author="new"))
-        return step
+        return result
 
-    monkeypatch.setattr(deletion, "remove_some", remove_some)
+    monkeypatch.setattr(Storage, "run", run_step)
     await service.delete_session(**KEY.id)
 
     found = await service.get_session(**KEY.id)

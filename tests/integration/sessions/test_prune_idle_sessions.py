@@ -16,8 +16,8 @@ from support.long_sessions import left_in, store_long_session
 
 from mongo_session_service import MongoSessionService, Pruned
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion
-from mongo_session_service.sessions.deletion import Removal
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.transactions import Transaction
 
 DAY = 86400.0
 KEY = SessionKey("app", "ada", "s")
@@ -46,9 +46,9 @@ async def test_an_append_between_look_and_delete_keeps_the_session(
     """It comes before the deleting transaction, or has been overtaken by its read."""
     clock = Clock.set()
     where = {"database": database, "transactions": transactions}
-    within = "_remove_short" if transactions else "_replace_with_tombstone"
-    name = "remove_some" if when == "before" else within
-    remove = getattr(deletion, name)
+    room: Any = Storage if when == "before" else Transaction
+    name = "run" if when == "before" else "write"
+    remove = getattr(room, name)
     async with (
         MongoSessionService(mongodb_uri, **where) as service,
         MongoSessionService(mongodb_uri, **where) as user,
@@ -56,15 +56,14 @@ async def test_an_append_between_look_and_delete_keeps_the_session(
         session = await idle_session(user, clock)
         appended: list[Event] = []
 
-        async def remove_late(*arguments: Any, **options: Any) -> Removal:
+        async def remove_late(*arguments: Any, **options: Any) -> Any:
             if not appended:
                 at = 1.0 if is_dated_back else clock.now
                 appended.append(Event(author="x", timestamp=at))
                 await user.append_event(session, appended[0])
-            step: Removal = await remove(*arguments, **options)
-            return step
+            return await remove(*arguments, **options)
 
-        monkeypatch.setattr(deletion, name, remove_late)
+        monkeypatch.setattr(room, name, remove_late)
         pruned = await service.prune(idle_for=DAY)
 
         found = await service.get_session(**KEY.id)
@@ -80,18 +79,16 @@ async def test_a_session_that_is_created_meanwhile_stays(
     clock = Clock.set()
     await service.create_session(**KEY.id)
     clock.now += 90 * DAY
-    remove, calls = deletion.remove_some, 0
+    run = Storage.run
 
-    async def remove_late(*arguments: Any, **options: Any) -> Removal:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            await service.delete_session(**KEY.id)
-            await service.create_session(**KEY.id, state={"new": 1})
-        return await remove(*arguments, **options)
+    async def run_late(*arguments: Any, **options: Any) -> Any:
+        patch.undo()
+        await service.delete_session(**KEY.id)
+        await service.create_session(**KEY.id, state={"new": 1})
+        return await run(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(deletion, "remove_some", remove_late)
+        patch.setattr(Storage, "run", run_late)
         assert await service.prune(idle_for=DAY) == Pruned()
 
     found = await service.get_session(**KEY.id)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from mongo_session_service import InvalidInputError
-from mongo_session_service.sessions.pruning import prune_criteria
+from mongo_session_service.sessions.deletion import prune_criteria
 
 NOW = 1.8e9
 NOTHING = {"app_name": None, "idle_for": None, "created_before": None}
