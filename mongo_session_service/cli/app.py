@@ -28,7 +28,7 @@ from mongo_session_service.cli.change_commands import (
     trim,
 )
 from mongo_session_service.cli.consumer_commands import consumers
-from mongo_session_service.cli.follow_commands import live, watch
+from mongo_session_service.cli.follow_commands import live, turns, watch
 from mongo_session_service.cli.inspect_commands import sessions, show
 from mongo_session_service.cli.server_commands import (
     doctor,
@@ -39,7 +39,6 @@ from mongo_session_service.cli.server_commands import (
 )
 from mongo_session_service.cli.terminal import DEBUG_HINT, Given, given, printable
 from mongo_session_service.cli.transfer_commands import export_, import_, verify_
-from mongo_session_service.cli.turn_commands import turns
 
 _INCOMPLETE: Final = 3
 _INTERRUPTED: Final = 130

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mongo_session_service import admin
-from mongo_session_service.cli import options, terminal, transcript
-from mongo_session_service.cli.inspect_commands import expiry_text
-from mongo_session_service.cli.param_types import DURATION, FUTURE_TIME, PAST_TIME
+from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.inspect_commands import details_text, expiry_text
+from mongo_session_service.cli.options import DURATION, FUTURE_TIME, PAST_TIME
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.model.wording import counted
 
@@ -78,7 +78,7 @@ async def set_session(
             kept = before.labels if keeps_labels else {}
             changes["labels"] = kept | dict(labels)
         now = await service.update_session(**key.id, **changes)
-    details = transcript.details_text(now.title, now.labels, expiry_text(now))
+    details = details_text(now.title, now.labels, expiry_text(now))
     terminal.show_result(
         summary_fields(now), f"Session {printable(now.id)}: {details}."
     )

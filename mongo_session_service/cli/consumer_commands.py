@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import signal
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -11,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from mongo_session_service import admin
-from mongo_session_service.cli import options, terminal, transcript
-from mongo_session_service.cli.param_types import FUNCTION, START
+from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.inspect_commands import duration_text, moment
+from mongo_session_service.cli.options import FUNCTION, START
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.errors import ConfigurationError, StorageError
 from mongo_session_service.model.wording import counted
@@ -20,10 +23,13 @@ from mongo_session_service.model.wording import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from mongo_session_service.consumers.consumer import Consumer
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.handler import Handler
     from mongo_session_service.consumers.status import ConsumerStatus
     from mongo_session_service.service import MongoSessionService
+
+logger = logging.getLogger(__name__)
 
 _LATE: Final = 60.0
 """Seconds of lag that no running consumer has: an idle one saves every 15."""
@@ -71,8 +77,8 @@ def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
     return {
         "NAME": styled(status.name, "bold"),
         "APP": styled("all" if status.app_name is None else status.app_name),
-        "LAG": styled(transcript.duration_text(status.lag_seconds), late),
-        "SAVED": styled(transcript.duration_text(status.checkpoint_age_seconds), late),
+        "LAG": styled(duration_text(status.lag_seconds), late),
+        "SAVED": styled(duration_text(status.checkpoint_age_seconds), late),
         "DEAD LETTERS": styled(
             status.dead_letters, terminal.BAD if status.dead_letters else ""
         ),
@@ -85,7 +91,7 @@ def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
 def advice(status: ConsumerStatus) -> Iterator[str]:
     """Say what to do about a consumer that is behind, or has dead letters."""
     name = printable(status.name)
-    lag = transcript.duration_text(status.lag_seconds)
+    lag = duration_text(status.lag_seconds)
     is_late = (status.lag_seconds or 0.0) > _LATE
     if not status.is_active:
         behind = f", and it is {lag} behind" if is_late else ""
@@ -168,20 +174,56 @@ async def run(
     Example:
       mongo-session-service consumers run billing --handler my_app:handle
     """
-    from mongo_session_service.cli import consumer_process
-
-    consumer_process.log_with_times()
+    _log_with_times()
     async with address.open_service() as service:
         consumer = service.consumer(name, app_name=app)
         try:
-            await consumer_process.run_until_signal(
-                consumer, handler, address.location, **how
-            )
+            logger.info("Consumer %r starts in %s.", name, address.location)
+            _close_at_signal(consumer)
+            await consumer.run(handler, **how)
+            logger.info("Consumer %r has ended.", name)
         except ConfigurationError as error:
             known = {each.name: each.app_name for each in await service.consumers()}
             if known.get(name, app) == app:  # the server's fault, which may pass
                 raise
             raise click.UsageError(error.message) from error
+
+
+def _log_with_times() -> None:
+    """Log with times to stderr, as services do; -v adds details, and -q leaves out."""
+    level = "DEBUG" if terminal.given().verbose else "INFO"
+    root, library = logging.getLogger(), logging.getLogger("mongo_session_service")
+    shown, before = logging.StreamHandler(), library.level
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    shown.setFormatter(logging.Formatter(form))
+    root.addHandler(shown)
+    for each in [*library.handlers]:
+        if isinstance(
+            each, options.StderrHandler
+        ):  # that of -v would show it once more
+            library.removeHandler(each)
+    library.setLevel("WARNING" if terminal.given().quiet else level)
+    context = click.get_current_context()
+    context.call_on_close(lambda: root.removeHandler(shown))
+    context.call_on_close(lambda: library.setLevel(before))
+
+
+def _close_at_signal(consumer: Consumer) -> None:
+    """Let a signal close the consumer, and the next one end this process at once."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def on_signal(number: int, _: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_DFL)
+        logger.info("%s: it ends after what is in hand.", signal.Signals(number).name)
+        asyncio.run_coroutine_threadsafe(consumer.close(), loop)
+
+    # Not the loop's own handlers, which wait for a handler that blocks the loop.
+    for each in signals:
+        signal.signal(each, on_signal)
 
 
 @consumers.command()
@@ -256,7 +298,7 @@ async def reset(
             events = await admin.positions.count_log(service, status.app_name)
             effect = f"reads the whole log again: {counted(events, 'event')}"
         else:
-            behind = transcript.duration_text(status.lag_seconds)
+            behind = duration_text(status.lag_seconds)
             effect = f"reads nothing again, and skips the last {behind}"
         what = f"{printable(name)} in {address.location} {effect}"
         if not dry_run:
@@ -333,7 +375,7 @@ def _letter_text(letter: DeadLetter) -> Text:
     who = "/".join(_key_parts(letter).values())
     return Text("  ").join(
         [
-            styled(transcript.moment(letter.time), terminal.FAINT),
+            styled(moment(letter.time), terminal.FAINT),
             styled(letter.error, terminal.BAD),
             styled(f"({counted(letter.attempts, 'attempt')})", terminal.FAINT),
             styled(f"{letter.id['kind']} {number} {who}", terminal.FAINT),

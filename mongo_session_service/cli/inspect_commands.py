@@ -1,16 +1,20 @@
-"""Commands that show what is stored: ``sessions`` lists it, ``show`` prints one."""
+"""Sessions, events and changes in words; the commands ``sessions`` and ``show``."""
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mongo_session_service import admin
-from mongo_session_service.cli import options, terminal, transcript
-from mongo_session_service.cli.param_types import CONDITION
+from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.options import CONDITION
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.model.wording import counted
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from mongo_session_service.admin.stored_contents import LoggedEvent
+    from mongo_session_service.changes.change import Change
     from mongo_session_service.model.results import SessionSummary
     from mongo_session_service.service import MongoSessionService
 
@@ -27,6 +32,21 @@ _APPS_NAMED: Final = 10
 """More are not named to whoever asks for an app that is not stored."""
 _SEALED: Final = "(sealed by before_store: only its application can read it)"
 _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
+
+_KIND_STYLES: Final = {
+    "snapshot": "bold",
+    "created": terminal.GOOD,
+    "redacted": terminal.BAD,
+    "state": terminal.WARNING,
+    "updated": terminal.WARNING,
+    "deleted": terminal.BAD,
+}
+_NAME: Final = 13
+"""Columns of an author, so that what is said begins in one of its own."""
+_UNITS: Final = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+_LONG: Final = 500
+"""Characters shown of a tool's arguments or answer, or of a value of state."""
 
 
 @click.command()
@@ -182,7 +202,7 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
     about = styled(summary.title or "")
     if summary.labels:
         about.append("  " if summary.title else "")
-        about.append_text(styled(transcript.labels_text(summary.labels), terminal.NOTE))
+        about.append_text(styled(labels_text(summary.labels), terminal.NOTE))
     if summary.waiting:
         names = [each.name or each.call_id for each in summary.waiting]
         about.append("  " if about else "")
@@ -192,7 +212,7 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
         "SESSION": styled(summary.id, "bold"),
         "USER": styled(summary.user_id),
         "EVENTS": styled(f"{summary.event_count:,}"),
-        "UPDATED": styled(f"{transcript.duration_text(since)} ago"),
+        "UPDATED": styled(f"{duration_text(since)} ago"),
     }
 
 
@@ -271,9 +291,9 @@ def _show_event(stored: LoggedEvent) -> None:
         unread = _SEALED if stored.is_sealed else _UNREADABLE
         terminal.show_indented(unread, terminal.WARNING)
         return
-    for text in transcript.event_texts(event):
+    for text in event_texts(event):
         terminal.show_indented(text)
-    for text in transcript.state_texts(event["actions"].get("stateDelta") or {}):
+    for text in state_texts(event["actions"].get("stateDelta") or {}):
         terminal.show_indented(text, terminal.NOTE)
 
 
@@ -295,7 +315,7 @@ def _show_state(summary: SessionSummary) -> None:
         if scope or not name:
             click.echo()
             terminal.show(styled(f"State of {owners[name]}", "bold"))
-            for text in transcript.state_texts(scope) if scope else ["(empty)"]:
+            for text in state_texts(scope) if scope else ["(empty)"]:
                 terminal.show_indented(text)
 
 
@@ -303,15 +323,15 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
     """Describe the session's title, times, length, labels and expiry."""
     from rich.text import Text
 
-    ago = transcript.duration_text(max(0.0, time.time() - summary.last_update_time))
+    ago = duration_text(max(0.0, time.time() - summary.last_update_time))
     begins = summary.log_begins
     trimmed = f" (the first {begins:,} trimmed)" if begins else ""
     named = {
         "session": f"{summary.app_name}/{summary.user_id}/{summary.id}",
-        "created": transcript.moment(summary.create_time),
-        "updated": f"{transcript.moment(summary.last_update_time)}, {ago} ago",
+        "created": moment(summary.create_time),
+        "updated": f"{moment(summary.last_update_time)}, {ago} ago",
         "events": f"{summary.event_count:,}{trimmed}",
-        "labels": transcript.labels_text(summary.labels),
+        "labels": labels_text(summary.labels),
         "expires": expiry_text(summary),
     }
     if summary.title:
@@ -325,19 +345,155 @@ def expiry_text(summary: SessionSummary) -> str:
     """Describe when a session expires; empty for never."""
     if summary.expire_time is None:
         return ""
-    text = transcript.moment(summary.expire_time)
+    text = moment(summary.expire_time)
     if summary.ttl is not None:
-        text += f" ({transcript.duration_text(summary.ttl)}, renewed by each event)"
+        text += f" ({duration_text(summary.ttl)}, renewed by each event)"
     return text
 
 
 def _event_heading(stored: LoggedEvent, author: str) -> Text:
     from rich.text import Text
 
-    when = f"{transcript.moment(stored.timestamp)}  "
+    when = f"{moment(stored.timestamp)}  "
     return Text.assemble(
         (f"r{stored.revision:<4} ", terminal.FAINT),
         (when, terminal.FAINT),
         (printable(author), "bold"),
         (f"  {printable(stored.id)}" * terminal.given().verbose, terminal.FAINT),
     )
+
+
+def change_text(change: Change, scope_length: int) -> Text:
+    """Describe a change: when, who, what was said and set, and its name.
+
+    Its event and state are shown as the public view has them. The first
+    ``scope_length`` parts of its key are known from what is watched.
+    """
+    from rich.text import Text
+
+    shown = json.loads(change.json_text)
+    key = (change.app_name, change.user_id, change.session_id)
+    parts = [each for each in key if each is not None]
+    who = "/".join(parts[min(scope_length, len(parts) - 1) :])
+    name, style, said = change.kind, _KIND_STYLES.get(change.kind, ""), ""
+    if change.kind == "updated":
+        expires = shown.get("expire_time")
+        said = details_text(
+            shown.get("title"),
+            shown.get("labels") or {},
+            None if expires is None else moment(expires),
+        )
+    if event := shown.get("event"):
+        name, style, said = event["author"], "bold", "  ".join(event_texts(event))
+    author = styled(name, style)
+    if said:
+        author.pad_right(max(_NAME - author.cell_len, 0))
+    delta = ", ".join(state_texts(shown.get("state", shown["state_delta"]), "="))
+    number = "" if change.revision is None else f"r{change.revision}"
+    about = filter(None, (change.kind if event else "", number, who))
+    return Text("  ").join(
+        part
+        for part in (
+            styled(moment(change.time), terminal.FAINT),
+            author,
+            styled(said),
+            styled(delta, terminal.NOTE),
+            styled(" ".join(about), terminal.FAINT),
+        )
+        if part
+    )
+
+
+def moment(seconds: float) -> str:
+    """Format a local time of day, with the date unless that is today's.
+
+    A time that no calendar has, as any client may store it, is a number of seconds.
+    """
+    try:
+        local = datetime.fromtimestamp(seconds).astimezone()
+    except (ValueError, OverflowError, OSError):  # beyond the calendar, or no number
+        return f"{seconds:g} s"
+    is_today = local.date() == datetime.now().astimezone().date()
+    return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
+
+
+def duration_text(seconds: float | None) -> str:
+    """Round a duration to one unit; a dash for None."""
+    if seconds is None:
+        return "-"
+    unit, length = next((u, n) for u, n in _UNITS if n == 1 or seconds >= 2 * n)
+    return f"{max(0.0, seconds) / length:.0f} {unit}"
+
+
+def details_text(title: str | None, labels: dict[str, str], expires: str | None) -> str:
+    """Describe a session's title, labels and expiry, and say which it lacks."""
+    shown = [
+        "no title" if title is None else f"title {printable(title)!r}",
+        f"labels {printable(labels_text(labels))}" if labels else "no labels",
+        f"expires {expires}" if expires else "no expiry",
+    ]
+    return "; ".join(shown)
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Write labels as the options do."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def event_texts(event: dict[str, Any]) -> Iterator[str]:
+    """Describe what an event says and does: texts whole, all else within bounds."""
+    for part in event.get("content", {}).get("parts") or ():
+        if text := _part_text(part):
+            yield text if "text" in part else _bounded(text)
+    code, message = event.get("errorCode", ""), event.get("errorMessage", "")
+    if code or message:
+        yield ": ".join(filter(None, (f"error {code}".rstrip(), message)))
+    actions = event["actions"]
+    if agent := actions.get("transferToAgent"):
+        yield f"transfers to {agent}"
+    if invocation := actions.get("rewindBeforeInvocationId"):
+        yield f"rewinds to before invocation {invocation}"
+    if compaction := actions.get("compaction"):
+        content = compaction.get("compactedContent") or {}
+        for part in content.get("parts") or ():
+            yield f"(summary) {_part_text(part)}"
+
+
+def state_texts(state: dict[str, Any], between: str = " = ") -> Iterator[str]:
+    """Write keys and values of state, values as JSON."""
+    for key, value in state.items():
+        yield f"{printable(key)}{between}{_bounded(_json_text(value))}"
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    match part:
+        case {"text": text}:
+            return f"{'(thinks) ' * part.get('thought', False)}{text}"
+        case {"functionCall": call}:
+            arguments = call.get("args", {}).items()
+            shown = ", ".join(f"{key}={_json_text(each)}" for key, each in arguments)
+            return f"{call.get('name')}({shown})"
+        case {"functionResponse": response}:
+            answer = response.get("response")
+            if isinstance(answer, dict) and answer.keys() == {"result"}:
+                answer = answer["result"]
+            return f"{response.get('name')} → {_json_text(answer)}"
+        case {"inlineData": blob}:
+            size = len(base64.urlsafe_b64decode(blob.get("data", "")))
+            return f"[{blob.get('mimeType')}, {size} bytes]"
+        case {"fileData": file}:
+            return f"[{file.get('fileUri')}]"
+        case _:
+            names = (re.sub("[A-Z]", r"_\g<0>", name).lower() for name in part)
+            return f"[{', '.join(names)}]" if part else ""
+
+
+def _bounded(text: str) -> str:
+    """Cut a long text, and add how long it is."""
+    if len(text) <= _LONG:
+        return text
+    return f"{text[:_LONG]} … ({len(text):,} characters; --json prints all)"
+
+
+def _json_text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -15,7 +15,7 @@ import click
 from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.param_types import ZONE
+from mongo_session_service.cli.options import ZONE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

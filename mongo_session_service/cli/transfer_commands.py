@@ -19,6 +19,7 @@ import click
 from typing_extensions import override
 
 from mongo_session_service.cli.options import (
+    FUNCTION,
     ServiceAddress,
     address_options,
     as_json,
@@ -30,7 +31,6 @@ from mongo_session_service.cli.options import (
     uri_argument,
     with_password,
 )
-from mongo_session_service.cli.param_types import FUNCTION
 from mongo_session_service.cli.terminal import (
     given,
     print_remark,

@@ -18,7 +18,7 @@ from support.one_session import IDS
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import MongoSessionService, RunningTurn
-from mongo_session_service.cli.turn_commands import STYLES
+from mongo_session_service.cli.follow_commands import STYLES
 from mongo_session_service.model.results import TurnPhase
 
 BOB = {"app_name": "shop", "user_id": "bob", "session_id": "\x1b[2J"}

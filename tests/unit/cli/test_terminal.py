@@ -16,8 +16,12 @@ from rich.text import Text
 from support.terminals import printed, sent
 
 from mongo_session_service import Change
+from mongo_session_service.cli.inspect_commands import (
+    change_text,
+    duration_text,
+    moment,
+)
 from mongo_session_service.cli.terminal import printable, styled, table
-from mongo_session_service.cli.transcript import change_text, duration_text, moment
 from mongo_session_service.model.wording import json_line
 
 WIDTHS = (80, 100, 120, 200)
