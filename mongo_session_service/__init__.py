@@ -24,10 +24,10 @@ from mongo_session_service.errors import (
 if TYPE_CHECKING:
     from mongo_session_service.changes.change import Change
     from mongo_session_service.codec.hooks import Hook, Subject
+    from mongo_session_service.consumers.checkpoint import ConsumerStatus
     from mongo_session_service.consumers.consumer import Consumer
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.handler import Handler
-    from mongo_session_service.consumers.status import ConsumerStatus
     from mongo_session_service.feed.stats import FeedStats
     from mongo_session_service.feed.subscription import Subscription
     from mongo_session_service.model.records import SessionKey
@@ -53,7 +53,7 @@ else:
     _HOMES = {
         "Change": "changes.change",
         "Consumer": "consumers.consumer",
-        "ConsumerStatus": "consumers.status",
+        "ConsumerStatus": "consumers.checkpoint",
         "DeadLetter": "consumers.dead_letters",
         "Erased": "model.results",
         "FeedStats": "feed.stats",

@@ -17,7 +17,7 @@ from google.adk.sessions.session import Session
 from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
-from mongo_session_service.consumers import handler as handlers
+from mongo_session_service.consumers.handler import handler_storage
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.event_log import LogRange, read_log
@@ -91,7 +91,7 @@ class _MemoryFeeder:
         key = change.session_key
         if key is None:
             return
-        log = _SessionLog(handlers.handler_connection(), key)
+        log = _SessionLog(handler_storage(), key)
         if change.kind in {"deleted", "redacted"}:
             await self._forget(key)
             # It may be the end of an earlier session of this id, or of an event.
@@ -179,7 +179,7 @@ class _SessionLog:
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
-        as_of = await self._connection.retry(oplog.latest_time, self._connection)
+        as_of = await oplog.latest_time(self._connection, patient=True)
         wanted = LogRange(
             before=revision + 1, newest_first=True, page_events=_EVENTS_PER_PAGE
         )

@@ -36,13 +36,14 @@ from mongo_session_service.codec.adk_session import (
     to_session,
 )
 from mongo_session_service.codec.hooks import Hook, Hooks
-from mongo_session_service.consumers.consumer import Consumer
-from mongo_session_service.consumers.leased_reader import (
+from mongo_session_service.consumers.checkpoint import (
     ConsumerSettings,
+    ConsumerStatus,
     OnHistoryLost,
     Start,
+    load_statuses,
 )
-from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
+from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,

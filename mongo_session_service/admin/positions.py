@@ -8,8 +8,11 @@ from typing import Literal
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.consumers.checkpoint import Checkpoint, Position
-from mongo_session_service.consumers.leased_reader import log_id
+from mongo_session_service.consumers.checkpoint import (
+    Checkpoint,
+    ConsumerSettings,
+    Position,
+)
 from mongo_session_service.errors import (
     InvalidInputError,
     MongoSessionServiceError,
@@ -54,8 +57,7 @@ async def reset_consumer(
 ) -> None:
     """Set the position after which a consumer reads on; its dead letters stay."""
     async with _claimed(service, name) as checkpoint:
-        checkpoint.log = await log_id(checkpoint.connection)
-        await checkpoint.save(position)
+        await checkpoint.move_to(position)
 
 
 async def remove_consumer(service: MongoSessionService, name: str) -> None:
@@ -75,10 +77,10 @@ async def _claimed(
         stored = await connection.checkpoints.find_one({"_id": name})
         if stored is None:
             raise MongoSessionServiceError(f"{who} does not exist.")
-        checkpoint = Checkpoint(connection, name, stored["app_name"])
+        checkpoint = Checkpoint(connection, ConsumerSettings(name, stored["app_name"]))
         if not await checkpoint.claim():
             raise MongoSessionServiceError(f"{who} runs: stop its program first.")
         try:
             yield checkpoint
         finally:
-            await checkpoint.release_lease()
+            await checkpoint.release()

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mongo_session_service.consumers.consumer import Consumer
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.handler import Handler
-    from mongo_session_service.consumers.status import ConsumerStatus
     from mongo_session_service.service import MongoSessionService
 
 logger = logging.getLogger(__name__)

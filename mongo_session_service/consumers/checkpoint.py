@@ -9,29 +9,53 @@ between the two steps deposes nobody.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from bson.timestamp import Timestamp
-from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.consumers.handler import run_interruptible_transaction
+from mongo_session_service._public import public
+from mongo_session_service.consumers.handler import run_interruptibly
 from mongo_session_service.errors import (
     ConfigurationError,
     HistoryLostError,
     LeaseLostError,
+    MongoSessionServiceError,
     quoted,
 )
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.lease import Lease
-from mongo_session_service.storage.transactions import ClientSessions, Txn
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.lease import renewed_at_condition
+from mongo_session_service.storage.retries import PAUSE_AFTER_LOSS
+from mongo_session_service.storage.statements import Delete, Query, Update
+from mongo_session_service.storage.transactions import ClientSessions, Transaction
 from mongo_session_service.storage.translation import WRITE_CONFLICT
 
+logger = logging.getLogger(__name__)
+
+OnHistoryLost = Literal["raise", "replay", "skip"]
+Start = Literal["beginning", "now"]
+
 _IS_LOCKED_OUT: Final = "holder.is_locked_out"
-"""The field of a lease that says: what a dead process has locked keeps its holder."""
+"""A lease has this field while a lock of a dead process stops its holder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """The changes that a consumer reads, and where it starts."""
+
+    name: str
+    app_name: str | None
+    start: Start = "beginning"
+    on_history_lost: OnHistoryLost = "raise"
+    updates: bool = False
+    """Whether it gets sessions' new details as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,26 +165,30 @@ def decode_position(document: Document) -> Position:
     )
 
 
-SavedWork = Callable[[Txn], Awaitable[Position | None]]
+SavedWork = Callable[[Transaction], Coroutine[Any, Any, Position | None]]
 """Work that may return how far it has come, to be saved with it."""
 
 
 class Checkpoint:
     """The checkpoint of a consumer's name, as one reader claims and saves it."""
 
-    def __init__(self, connection: Connection, name: str, app_name: str | None) -> None:
+    def __init__(self, storage: Storage, settings: ConsumerSettings) -> None:
         """Claim nothing yet."""
-        self.connection = connection
-        self.lease = Lease(connection, connection.leases.name, name)
-        self._client_sessions = ClientSessions(connection, 1)
+        self.storage = storage
+        self.lease = storage.lease("leases", settings.name)
+        self.position: Position
+        """The position that is stored, once it was resumed."""
+        self._is_new = True
+        """Whether no position was stored before it was claimed."""
+        self.saved_at = time.monotonic()
+        """When it was last saved, on this machine's monotonic clock."""
+        self._settings = settings
+        self._name = settings.name
+        self._client_sessions = ClientSessions(storage, 1)
         self._replaces_dead = False
         """Whether its predecessor has died, and nothing was saved with work since."""
-        self.position: Position | None = None
-        """The position that was stored when it was claimed; None if there was none."""
-        self.log: Any = None
+        self._log: Any = None
         """The identity of the events collection that the position belongs to."""
-        self._name = name
-        self._app_name = app_name
         self._epoch = 0
         self._serial = 0
         """The latest save's number: the server ignores an earlier save that is late."""
@@ -170,144 +198,172 @@ class Checkpoint:
 
     async def claim(self) -> bool:
         """Acquire the lease if it is free, and enter its epoch into the checkpoint."""
-        connection = self.connection
-        stored = await store_checkpoint(connection, self._name, self._app_name)
-        if (begun := stored["app_name"]) != self._app_name:
+        storage, name = self.storage, self._name
+        stored = await _load_or_store(storage, self._settings)
+        if (begun := stored["app_name"]) != self._settings.app_name:
             read = "all apps" if begun is None else f"app {quoted(begun)}"
             raise ConfigurationError(
-                f"Consumer {quoted(self._name)} was started for {read}, and its"
-                " checkpoint covers only that. Run it for that, or choose another name."
+                f"Consumer {quoted(name)} was started for {read}, and its checkpoint"
+                " covers only that. Run it for that, or choose another name."
             )
         # The lease may be new, or may have been dropped.
         floor = {"$max": {"epoch": stored["epoch"]}}
-        await connection.leases.update_one({"_id": self._name}, floor, upsert=True)
+        await self._write(Update("leases", {"_id": name}, floor, upsert=True))
         self.lease.client_sessions = await self._client_sessions.ids()
         await self.lease.end_dead_holder()
         if await self.lease.acquire(patient=True) is None:
             return False
         self._replaces_dead |= self.lease.replaces_dead
         epoch = self.lease.epoch
-        entered = await connection.with_default_codec(
-            connection.checkpoints
-        ).find_one_and_update(
-            {"_id": self._name, "epoch": {"$lt": epoch}},
-            {"$set": {"epoch": epoch, "owner": self.lease.token, "serial": 0}},
-            return_document=True,
-        )
+        mine = {"epoch": epoch, "owner": self.lease.token, "serial": 0}
+        earlier = {"_id": name, "epoch": {"$lt": epoch}}
+        entered = await self._write(Update("checkpoints", earlier, {"$set": mine}))
         if entered is None:  # it has stalled meanwhile, and another reader came first
             return False
         self._epoch, self._serial, self._saved_serial = epoch, 0, 0
-        self.position = entered["position"] and decode_position(entered["position"])
-        self.log = entered["log"]
+        self._is_new = entered["position"] is None
+        if not self._is_new:
+            self.position = decode_position(entered["position"])
+        self._log = entered["log"]
         return True
 
-    async def claim_again(self) -> None:
-        """Claim what may have been dropped; it is lost if another reader came first."""
-        if not await self.connection.retry(self.claim):
-            self._lose_lease()
+    async def resume(self) -> None:
+        """Start where the settings want it, unless there is a position of this log."""
+        before, self._log = self._log, await load_log_id(self.storage)
+        if self._is_new:
+            await self._start(self._settings.start)
+        elif before not in (None, self._log):
+            message = (
+                "The events collection is not the one the checkpoint was saved for: it"
+                " was dropped, or restored from a backup."
+            )
+            await self.recover(HistoryLostError(message))
 
-    async def release_lease(self) -> None:
+    async def recover(self, error: HistoryLostError) -> None:
+        """Raise, or start at the beginning or now, as ``on_history_lost`` wants it."""
+        option = self._settings.on_history_lost
+        if option == "raise":
+            raise error
+        logger.warning("%s on_history_lost: %s.", error, option)
+        await asyncio.sleep(PAUSE_AFTER_LOSS)
+        # The lease and the checkpoint may have been dropped with the log.
+        if not await self.claim():
+            self._lose_lease()
+        # It may be another one by now, or none until the next append creates it.
+        self._log = await load_log_id(self.storage)
+        await self._start("now" if option == "skip" else "beginning")
+
+    async def _start(self, start: Start) -> None:
+        now = await oplog.latest_time(self.storage, patient=True)
+        begin = Position.at_end if start == "now" else Position.at_beginning
+        await self.save(begin(now))
+
+    async def move_to(self, position: Position) -> None:
+        """Set the position in the present log after which the next reader resumes."""
+        self._log = await load_log_id(self.storage)
+        await self.save(position)
+
+    async def release(self) -> None:
         """Release the lease, so that the next reader has it at once."""
         self._is_released = True
-        with suppress(PyMongoError, TimeoutError):  # it expires by itself
+        with suppress(MongoSessionServiceError, TimeoutError):  # it expires by itself
             await self.lease.release_lease()
             await self._client_sessions.end_all()
 
     async def delete_name(self) -> None:
         """Remove it with its dead letters and its lease."""
-        connection, name = self.connection, self._name
-        await connection.dead_letters.delete_many({"_id.consumer": name})
-        await connection.checkpoints.delete_one(self._own_filter)
-        await connection.leases.delete_one(
-            {"_id": name, "holder.token": self.lease.token}
+        name = self._name
+        await self.storage.commit(
+            Delete("dead_letters", {"_id.consumer": name}, many=True),
+            Delete("checkpoints", self._own_filter),
+            Delete("leases", {"_id": name, "holder.token": self.lease.token}),
         )
 
     def check_lease(self) -> None:
         """Refuse to go on if the lease is known to be lost, or was released."""
         if self.lease.is_lost or self._is_released:
-            seconds = self.connection.limits.lease_seconds
+            seconds = self.storage.limits.lease_seconds
             raise LeaseLostError(
                 f"Another reader has taken over consumer {quoted(self._name)}, since"
                 f" this one did not renew its lease for {seconds:g} seconds. It"
                 " receives the changes that were not committed here."
             )
 
-    async def save(self, position: Position) -> None:
-        """Save a position, unless a later save, or another reader, came first."""
-        self.check_lease()
-        self._serial += 1
-        serial, self._saved_serial = self._serial, None
-        retry = self.connection.retry
-        is_earlier = {"$not": {"$gt": serial}}
-        stored = await retry(self._store, position, serial, is_earlier)
-        if stored is None:  # a later save came first
-            stored = await retry(self._load_mine)
-        self._saved_serial = max(stored["serial"], self._saved_serial or 0)
+    async def save(self, position: Position, work: SavedWork | None = None) -> Position:
+        """Save a position, with work in one transaction; return what was saved.
 
-    async def save_with(self, work: SavedWork, position: Position) -> Position:
-        """Do work, and save the position that it returns or else this one; once.
-
-        They are one transaction, which expects the number that was saved before. So if
-        it is repeated although it was committed, its outcome unknown, it is aborted.
+        That is another position if the work returns one. Nothing is saved, nor done, if
+        another reader came first.
         """
         self.check_lease()
-        if self._saved_serial is None:
-            stored = await self.connection.retry(self._load_mine)
-            self._saved_serial = stored["serial"]
         self._serial += 1
-        expected, serial = self._saved_serial, self._serial
+        if work is None:
+            await self._save_alone(position, self._serial)
+        else:
+            position = await self._save_with(work, position, self._serial)
+        self.position, self.saved_at = position, time.monotonic()
+        return position
 
-        async def save(txn: Txn, reached: Position | None) -> None:
-            if await self._store(reached or position, serial, expected, txn) is None:
-                await self._load_mine(txn)
+    async def _save_alone(self, position: Position, serial: int) -> None:
+        self._saved_serial = None
+        not_later = {"$not": {"$gt": serial}}
+        if await self._write(self._saving(position, serial, not_later)) is None:
+            serial = (await self._load_own(self.storage))["serial"]
+        self._saved_serial = max(serial, self._saved_serial or 0)
+
+    async def _save_with(
+        self, work: SavedWork, position: Position, serial: int
+    ) -> Position:
+        """Save a position with work, once.
+
+        They expect the number that was saved before. So if they are repeated although
+        they were committed, their outcome unknown, they are aborted.
+        """
+        if self._saved_serial is None:
+            self._saved_serial = (await self._load_own(self.storage))["serial"]
+        expected = self._saved_serial
+
+        async def save(tx: Transaction, reached: Position | None) -> None:
+            saving = self._saving(reached or position, serial, expected)
+            if await tx.write(saving) != [1]:
+                await self._load_own(tx)
                 self._lose_lease()  # to itself: the transaction was committed before
 
-        async def attempt(txn: Txn) -> Position | None:
-            try:
-                return await work(txn)
-            except OperationFailure as error:
-                if self._replaces_dead and error.code == WRITE_CONFLICT:
-                    await self._note_lock({"$set": {_IS_LOCKED_OUT: True}})
-                raise
-
-        async with self._client_sessions.borrow() as session:
-            reached = await run_interruptible_transaction(
-                self.connection, attempt, save, session
-            )
+        reached = await run_interruptibly(
+            self.storage, work, save, self._client_sessions
+        )
         if self._replaces_dead:
             self._replaces_dead = False
-            await self._note_lock({"$unset": {_IS_LOCKED_OUT: ""}})
+            await self._flag({"$unset": {_IS_LOCKED_OUT: ""}})
         self._saved_serial = serial
         return reached or position
 
-    async def _note_lock(self, change: Document) -> None:
-        """Note whether a dead process has locked what the work writes to."""
-        mine = {"_id": self._name, "holder.token": self.lease.token}
-        with suppress(PyMongoError):
-            await self.connection.leases.update_one(mine, change)
-
-    async def _store(
-        self, position: Position, serial: int, expected: object, txn: Txn = None
-    ) -> Document | None:
-        """Store a position if the stored number is as expected; None if it is not."""
-        stored = self.connection.with_default_codec(self.connection.checkpoints)
+    def _saving(self, position: Position, serial: int, expected: object) -> Update:
+        """The statement that saves, if the stored number is as expected."""
         saved = {
             "position": encode_position(position),
-            "log": self.log,
+            "log": self._log,
             "serial": serial,
         }
-        found: Document | None = await stored.find_one_and_update(
-            {**self._own_filter, "serial": expected},
-            {"$set": saved, "$currentDate": {"saved_at": True}},
-            return_document=True,
-            session=txn,
-        )
-        return found
+        change = {"$set": saved, "$currentDate": {"saved_at": True}}
+        return Update("checkpoints", {**self._own_filter, "serial": expected}, change)
 
-    async def _load_mine(self, txn: Txn = None) -> Document:
+    async def flag_locked_out(self, error: Exception) -> None:
+        """If a dead process has locked what the work writes to, show it to others."""
+        if self._replaces_dead and getattr(error, "code", None) == WRITE_CONFLICT:
+            await self._flag({"$set": {_IS_LOCKED_OUT: True}})
+
+    async def _flag(self, change: Document) -> None:
+        mine = {"_id": self._name, "holder.token": self.lease.token}
+        with suppress(MongoSessionServiceError):
+            await self.storage.commit(Update("leases", mine, change))
+
+    async def _write(self, update: Update) -> Document | None:
+        return await _write_twice(self.storage, update)
+
+    async def _load_own(self, reader: Storage | Transaction) -> Document:
         """Load the checkpoint, if this reader is its latest."""
-        stored = self.connection.checkpoints
-        found: Document | None = await stored.find_one({"_id": self._name}, session=txn)
+        found = await reader.find_one(Query("checkpoints", {"_id": self._name}))
         if found is None:
             raise HistoryLostError(
                 f"The checkpoint of consumer {quoted(self._name)} was dropped: its"
@@ -323,26 +379,113 @@ class Checkpoint:
 
     @property
     def _own_filter(self) -> Document:
-        """Return the checkpoint's filter while this reader is the latest."""
+        """The checkpoint's filter while this reader is the latest."""
         return {"_id": self._name, "epoch": self._epoch, "owner": self.lease.token}
 
 
-async def store_checkpoint(
-    connection: Connection,
-    name: str,
-    app_name: str | None,
+async def start_at_present(storage: Storage, settings: ConsumerSettings) -> None:
+    """Start a new name at the current time, whichever process reads it later."""
+    oplog.check_watchable(storage)
+    log = await load_log_id(storage)
+    now = await oplog.latest_time(storage, patient=True)
+    await _load_or_store(storage, settings, log, Position.at_end(now))
+
+
+async def _load_or_store(
+    storage: Storage,
+    settings: ConsumerSettings,
     log: object = None,
     position: Position | None = None,
 ) -> Document:
     """Load the name's checkpoint; store one first if there is none."""
     new = {
-        "app_name": app_name,
+        "app_name": settings.app_name,
         "epoch": 0,
         "log": log,
         "position": position and encode_position(position),
     }
-    checkpoints = connection.with_default_codec(connection.checkpoints)
-    stored: Document = await checkpoints.find_one_and_update(
-        {"_id": name}, {"$setOnInsert": new}, upsert=True, return_document=True
+    named, change = {"_id": settings.name}, {"$setOnInsert": new}
+    stored = await _write_twice(
+        storage, Update("checkpoints", named, change, upsert=True)
     )
-    return stored
+    return stored or {**named, **new}
+
+
+async def _write_twice(storage: Storage, update: Update) -> Document | None:
+    """Update one document, which may be done twice; return it as it is then."""
+    return await storage.find_and_update(update, patient=True, shielded=False)
+
+
+async def load_log_id(storage: Storage) -> Any:
+    """Return the UUID of the events collection; one created anew has another."""
+    name = f"{storage.prefix}events"
+    command = {"listCollections": 1, "filter": {"name": name}}
+    reply = await storage.command(command, patient=True)
+    found = reply["cursor"]["firstBatch"]
+    return found[0]["info"]["uuid"] if found else None
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """A consumer's status, according to its checkpoint, lease and dead letters."""
+
+    name: str
+    app_name: str | None
+    """The app whose changes it receives; None for all."""
+    is_active: bool
+    """Whether a reader holds its lease."""
+    owner: str | None
+    """That reader: host, process ID and a random part."""
+    epoch: int
+    """How many readers it has had."""
+    is_replaying: bool
+    """Whether it is still reading the log from the beginning."""
+    lag_seconds: float | None
+    """How far its checkpoint is behind MongoDB; None without a checkpoint. An idle
+    consumer saves every 15 seconds."""
+    checkpoint_age_seconds: float | None
+    """Seconds since that was saved; None without a checkpoint."""
+    dead_letters: int
+    is_locked_out: bool = False
+    """Whether a transactional handler waits for a lock of a dead process, which MongoDB
+    ends 60 to 90 seconds after that."""
+
+
+async def load_statuses(storage: Storage) -> list[ConsumerStatus]:
+    """Load the status of every consumer, by name."""
+    now = await oplog.latest_time(storage)
+    age = {"$set": {"age": {"$subtract": ["$$NOW", "$saved_at"]}}}
+    held = {"holder": {"$ne": None}, "$expr": renewed_at_condition(storage, "$gte")}
+    count = {"$group": {"_id": "$_id.consumer", "count": {"$sum": 1}}}
+    checkpoints, leases, letters = await storage.read(
+        Query("checkpoints", {}, order=1, then=(age,)),
+        Query("leases", held),
+        Query("dead_letters", {}, then=(count,)),
+    )
+    holders = {each["_id"]: each["holder"] for each in leases}
+    counts = {each["_id"]: each["count"] for each in letters}
+    return [_status(each, now.time, holders, counts) for each in checkpoints]
+
+
+def _status(
+    checkpoint: Document,
+    now: int,
+    holders: dict[str, Document],
+    letters: dict[str, int],
+) -> ConsumerStatus:
+    position, age = checkpoint["position"], checkpoint.get("age")
+    holder = holders.get(checkpoint["_id"], {})
+    owner = "{host}:{pid}:{token:.8}".format_map(holder) if holder else None
+    return ConsumerStatus(
+        name=checkpoint["_id"],
+        app_name=checkpoint["app_name"],
+        is_active=owner is not None,
+        owner=owner,
+        epoch=checkpoint["epoch"],
+        is_replaying=bool(position and position["is_replaying"]),
+        lag_seconds=float(now - position["at"].time) if position else None,
+        checkpoint_age_seconds=age / 1000 if age is not None else None,
+        dead_letters=letters.get(checkpoint["_id"], 0),
+        is_locked_out=holder.get("is_locked_out", False),
+    )

@@ -3,40 +3,79 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Final, Self
+
+import bson
+from bson.timestamp import Timestamp
 
 from mongo_session_service._public import public
 from mongo_session_service.backend import Backends
 from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.consumers import dead_letters
-from mongo_session_service.consumers.dead_letters import DeadLetter
-from mongo_session_service.consumers.handler import Handler, check_handler
-from mongo_session_service.consumers.leased_reader import (
+from mongo_session_service.consumers.checkpoint import (
+    Checkpoint,
     ConsumerSettings,
-    LeasedReader,
+    Position,
+    SavedWork,
     start_at_present,
 )
-from mongo_session_service.consumers.processor import Processor
+from mongo_session_service.consumers.dead_letters import DeadLetter
+from mongo_session_service.consumers.fetcher import Delivery, Fetcher
+from mongo_session_service.consumers.handler import (
+    Handler,
+    HandlerFailedError,
+    KeyedTaskPool,
+    call_handler,
+    check_handler,
+    end_tasks,
+)
 from mongo_session_service.errors import (
+    HistoryLostError,
     InvalidInputError,
     LeaseLostError,
     MongoSessionServiceError,
+    StorageError,
+    StorageUnavailableError,
     quoted,
 )
 from mongo_session_service.model.validation import check_count, check_flag
+from mongo_session_service.model.wording import counted
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.cooperative import Pace
 from mongo_session_service.storage.lease import LeaseRenewer
 from mongo_session_service.storage.tasks import (
     SharedTask,
+    backoff,
     running_loop,
     uninterrupted,
 )
+from mongo_session_service.storage.transactions import Transaction
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_HANDLER_PAUSE: Final = 30.0  # seconds
 
 _calling: ContextVar[Consumer | None] = ContextVar("_calling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A handler, and how it is called."""
+
+    handler: Handler
+    max_attempts: int
+    transactional: bool
+    concurrency: int
 
 
 @public
@@ -75,17 +114,35 @@ class Consumer:
         self._backends = backends
         self._settings = settings
         self._renewer = renewer
-        self._reader: LeasedReader | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_idle = asyncio.Event()
         """Set unless run() is handling a change."""
         self._is_idle.set()
-        self._starting = SharedTask[LeasedReader]()
         self._is_running = False
         self._is_concurrent = False
         """Whether run() handles several changes at once."""
         self._is_ending = False
+        self._is_open = False
+        """Whether it has its name, and so a checkpoint and a fetcher."""
+        self._checkpoint: Checkpoint
+        self._fetcher: Fetcher
+        self._is_over = asyncio.Event()
+        """Set when nothing more is to be delivered."""
+        self._until: Timestamp | None = None
+        """When it has delivered what was committed until then, it ends."""
+        self._ready: deque[Delivery] = deque()
+        """Deliveries that were read ahead."""
+        self._delivered: Position | None = None
+        """After what was delivered and not committed; None if all of it was."""
+        self._handled: Position | None = None
+        """After what run() has handled and not saved; None if all of it was."""
         self._has_uncommitted = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        """Whether it was closed with changes that were delivered and not committed."""
+        self._lost: HistoryLostError | None = None
+        """Why the next read replays or skips."""
+        self._saving_handled = asyncio.Lock()
+        self._claiming = SharedTask[Checkpoint]()
+        self._fetching = SharedTask[list[Delivery]]()
 
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
@@ -102,10 +159,9 @@ class Consumer:
         ``run()`` ends, and releases it, once the current change is handled and it has
         committed, or its handler has failed once more.
         """
-        if self._reader is not None:
-            self._reader.stop_delivering()
+        self._is_over.set()
         if self._is_idle.is_set():
-            await self._close_reader()
+            await self._release_name()
 
     async def end(self) -> None:
         """Close, and wait until the current change is handled.
@@ -120,22 +176,16 @@ class Consumer:
         if caller is not self and not self._is_ending:
             await self._is_idle.wait()
 
-    async def _close_reader(self) -> None:
-        started = await self._starting.cancel_task()
-        ending, self._reader = self._reader or started, None
-        if ending is not None:
-            self._has_uncommitted = ending.delivered is not None
-            await uninterrupted(ending.release_name())
-
     @property
     def checkpoint_age(self) -> float | None:
         """Seconds since its checkpoint was saved here; None if it is not reading."""
-        reader = self._reader
-        return None if reader is None else time.monotonic() - reader.saved_at
+        if not self._is_open:
+            return None
+        return time.monotonic() - self._checkpoint.saved_at
 
     @property
     def is_here(self) -> bool:
-        """Tell whether it reads in the running event loop."""
+        """Whether it reads in the running event loop."""
         return self._loop is running_loop()
 
     def __aiter__(self) -> Self:
@@ -143,12 +193,9 @@ class Consumer:
 
     async def __anext__(self) -> Change:
         self._check_not_running()
-        reader = await self._open_reader()
-        if reader is None:
+        if not await self._open():
             raise StopAsyncIteration
-        async with reader.connection.translating_errors():
-            delivery = await reader.next_delivery()
-        return delivery.record.change()
+        return (await self._next_delivery()).record.change()
 
     def _check_not_running(self) -> None:
         """Refuse a second reader: its commits would include what run() has not done."""
@@ -166,12 +213,10 @@ class Consumer:
             LeaseLostError: another reader has taken over; nothing was committed.
             StorageUnavailableError: it may or may not have been committed; try again.
         """
-        if (reader := self._reader) is not None:
-            async with reader.connection.translating_errors():
-                if self._is_concurrent:
-                    await reader.save_handled()
-                else:
-                    await reader.save(reader.delivered)
+        if self._is_open and self._is_concurrent:
+            await self._save_handled()
+        elif self._is_open:
+            await self._save(self._delivered)
         elif self._has_uncommitted:
             who = f"Consumer {quoted(self.name)}"
             raise LeaseLostError(f"{who} was closed; this was not committed.")
@@ -229,28 +274,29 @@ class Consumer:
             )
             raise InvalidInputError(message)
         self._check_not_running()
+        run = _Run(handler, max_attempts, transactional, concurrency)
         self._is_running, self._is_concurrent = True, concurrency > 1
         token = _calling.set(self)
         try:
-            processor = Processor(
-                self.name, handler, max_attempts, transactional, concurrency
-            )
-            while (reader := await self._open_reader()) is not None:
-                async with reader.connection.translating_errors():
-                    if until_caught_up and reader.until is None:
-                        await reader.end_at_present()
-                    try:
-                        first = await reader.next_delivery()
-                    except StopAsyncIteration:
-                        return
-                    self._is_idle.clear()
-                    await processor.handle_batch(reader, first)
-                if not reader.is_over:
+            while await self._open():
+                if until_caught_up and self._until is None:
+                    storage = self._checkpoint.storage
+                    self._until = await oplog.latest_time(storage, patient=True)
+                try:
+                    first = await self._next_delivery()
+                except StopAsyncIteration:
+                    return
+                self._is_idle.clear()
+                if concurrency > 1:
+                    await self._handle_concurrently(run, first)
+                else:
+                    await self._handle_in_order(run, first)
+                if not self._is_over.is_set():
                     self._is_idle.set()
         finally:
             _calling.reset(token)
             try:
-                await self._close_reader()
+                await self._release_name()
             finally:
                 self._is_running = self._is_ending = self._is_concurrent = False
                 self._is_idle.set()
@@ -286,24 +332,338 @@ class Consumer:
                 opened.connection, self.name, handler, transactional=transactional
             )
 
-    async def _open_reader(self) -> LeasedReader | None:
-        """Return the reader, opened if there is none; None if it was closed meanwhile.
+    async def _open(self) -> bool:
+        """Acquire the name if it does not have it; False if it was closed meanwhile.
 
-        If this is cancelled, the next call continues the opening.
+        If this is cancelled, the next call continues.
         """
-        if self._reader is None:
+        if not self._is_open:
             self._loop = running_loop()
             self._has_uncommitted = False
             # It holds no reference to the consumer, which may be collected meanwhile.
-            begin = partial(
-                _begin_reading, self._backends, self._settings, self._renewer
-            )
-            self._reader = await self._starting.await_result(begin) or self._reader
-        return self._reader
+            claim = partial(_claim_name, self._backends, self._settings, self._renewer)
+            checkpoint = await self._claiming.await_result(claim)
+            if checkpoint is not None:
+                self._begin(checkpoint)
+        return self._is_open
+
+    def _begin(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._is_over = asyncio.Event()
+        self._until = self._lost = None
+        self._read_on()
+        self._is_open = True
+
+    def _read_on(self) -> None:
+        checkpoint = self._checkpoint
+        self._fetcher = Fetcher(checkpoint.storage, self._settings, checkpoint.position)
+        self._forget_delivered()
+
+    def _forget_delivered(self) -> None:
+        self._ready.clear()
+        self._delivered = self._handled = None
+
+    async def _release_name(self) -> None:
+        if (claimed := await self._claiming.cancel_task()) is not None:
+            self._begin(claimed)
+            self._is_over.set()
+        if self._is_open:
+            self._is_open = False
+            self._has_uncommitted = self._delivered is not None
+            await uninterrupted(self._save_and_release(self._checkpoint, self._fetcher))
+
+    async def _save_and_release(self, checkpoint: Checkpoint, fetcher: Fetcher) -> None:
+        self._is_over.set()
+        with suppress(MongoSessionServiceError, TimeoutError):
+            async with asyncio.timeout(checkpoint.storage.limits.lease_seconds):
+                await self._save_handled()
+        self._renewer.discard_lease(checkpoint.lease)
+        # Before the release, which a read that comes back would take for a loss.
+        await self._fetching.cancel_task()
+        await checkpoint.release()
+        await fetcher.close_change_stream()
+
+    async def _next_delivery(self) -> Delivery:
+        """Return the next change; if this is cancelled, the next call returns it.
+
+        It raises StopAsyncIteration when it is closed, or has come to its end.
+        """
+        is_over = self._is_over
+        while not is_over.is_set():
+            if (delivery := self._next_ready()) is not None:
+                return delivery
+            fetcher = self._fetcher
+            if self._lost is None and fetcher.has_fetched_until(self._until):
+                # If nothing was delivered either, the next run starts from here.
+                await self._save(fetcher.position.advanced_to(self._until))
+                break
+            fetched = await self._fetching.await_result(self._fetch)
+            self._ready.extend(fetched or ())
+        raise StopAsyncIteration
+
+    async def _fetch(self) -> list[Delivery]:
+        checkpoint, fetcher = self._checkpoint, self._fetcher
+        checkpoint.check_lease()
+        try:
+            if self._lost is not None:
+                raise self._lost
+            deliveries = await fetcher.fetch_deliveries()
+            if not deliveries and self._delivered is None:
+                checkpoint.check_lease()
+                await self._save_silence(fetcher.position)
+        except HistoryLostError as error:
+            await fetcher.close_change_stream()
+            await checkpoint.recover(error)
+            self._lost = None
+            self._read_on()
+            return []
+        return deliveries
+
+    async def _save_silence(self, position: Position) -> None:
+        """Save that a replay has ended, or how far an idle stream has come."""
+        checkpoint = self._checkpoint
+        saved, limits = checkpoint.position, checkpoint.storage.limits
+        if saved.is_replaying and not position.is_replaying:
+            await self._save(position)
+        elif time.monotonic() - checkpoint.saved_at > limits.consumer_idle_save_seconds:
+            now = await oplog.latest_time(checkpoint.storage, patient=True)
+            await self._save(position.advanced_to(now))
+
+    @property
+    def _has_ready(self) -> bool:
+        """Whether the next change was read already."""
+        return bool(self._ready) and self._is_delivering
+
+    @property
+    def _is_delivering(self) -> bool:
+        """Whether what it has delivered may still be handled."""
+        return not self._is_over.is_set() and self._lost is None
+
+    def _next_ready(self) -> Delivery | None:
+        """Return the next change, if it was read already."""
+        if not self._has_ready:
+            return None
+        self._checkpoint.check_lease()
+        delivery = self._ready.popleft()
+        self._delivered = delivery.position
+        return delivery
+
+    async def _save(
+        self, position: Position | None, work: SavedWork | None = None
+    ) -> None:
+        """Save a position, up to which everything is handled; None for nothing to save.
+
+        With work they are one transaction, and a position that the work returns is
+        saved instead.
+        """
+        if position is None:
+            return
+        self._handled = None  # an earlier position must not be saved after this one
+        try:
+            position = await self._checkpoint.save(position, work)
+        except HistoryLostError as error:
+            if self._settings.on_history_lost == "raise":
+                raise
+            # The checkpoint was dropped: the next read replays or skips.
+            self._lost = error
+            self._forget_delivered()
+            return
+        if self._delivered is position:
+            self._delivered = None
+
+    async def _save_handled(self, work: SavedWork | None = None) -> None:
+        """Save what run() has handled, in one transaction with work if there is any."""
+        async with self._saving_handled:
+            saved = None if work is None else self._checkpoint.position
+            await self._save(self._handled or saved, work)
+
+    async def _save_if_due(self) -> None:
+        longest = self._checkpoint.storage.limits.consumer_batch_seconds
+        if time.monotonic() - self._checkpoint.saved_at >= longest:
+            await self._save_handled()
+
+    def _note_handled(self, position: Position) -> None:
+        if self._lost is None:
+            self._handled = position
+
+    async def _handle_in_order(self, run: _Run, first: Delivery) -> None:
+        """Handle and save a change, and all that were read together with it.
+
+        What a crash repeats is bounded: by what one reply of MongoDB holds, and by
+        ``Limits.consumer_batch_seconds`` of the handler's work.
+        """
+        delivery: Delivery | None = first
+        alone = 0  # changes to handle without a group: one of them made one fail
+        pace = Pace()
+        while delivery is not None:
+            if run.transactional and not alone and self._has_ready:
+                alone = await self._handle_group(run, delivery)
+            else:
+                await self._handle_with_retries(run, delivery)
+                alone = max(alone - 1, 0)
+            await self._save_if_due()
+            await pace.yield_to_loop()
+            delivery = self._next_ready()
+        await self._save_handled()
+
+    async def _handle_concurrently(self, run: _Run, first: Delivery) -> None:
+        """Handle what was read together, with changes of different sessions at once.
+
+        What follows a change that is not handled yet is not saved.
+        """
+        pool = KeyedTaskPool(run.concurrency)
+        started: list[tuple[Delivery, asyncio.Task[bool]]] = []
+        following: Delivery | None = first
+        while following is not None:
+            work = partial(self._handle_with_retries, run, following)
+            started.append((following, pool.submit(following.record.owner, work)))
+            following = self._next_ready()
+        tasks = [task for _, task in started]
+        longest = self._checkpoint.storage.limits.consumer_batch_seconds
+        try:
+            for delivery, task in started:
+                while not (await asyncio.wait([task], timeout=longest))[0]:
+                    await self._save_handled()
+                if not task.result():
+                    await asyncio.wait(tasks)
+                    break
+                self._note_handled(delivery.position)
+                await self._save_if_due()
+        finally:
+            await uninterrupted(end_tasks(tasks))
+        await self._save_handled()
+
+    async def _handle_group(self, run: _Run, first: Delivery) -> int:
+        """Handle changes in one transaction; return how many to handle alone instead.
+
+        It takes what was read already while there is time and room. They are handled
+        alone if any of them fails, or if the transaction would have to be repeated: one
+        of them may be the cause.
+        """
+        members: list[Delivery] = []
+        limits = self._checkpoint.storage.limits
+
+        async def handle_members(tx: Transaction) -> Position:
+            if members:
+                raise _NotRepeatedError
+            end, size = time.monotonic() + limits.group_seconds, 0
+            following: Delivery | None = first
+            while following is not None:
+                members.append(following)
+                await self._call(run, following.record, tx)
+                size += len(bson.encode(following.record.content.get("document", {})))
+                is_full = size >= limits.group_bytes or time.monotonic() >= end
+                if is_full or len(members) == limits.group_changes:
+                    break
+                following = self._next_ready()
+            return members[-1].position
+
+        try:
+            await self._save(first.position, handle_members)
+        except StorageUnavailableError:
+            raise
+        except (HandlerFailedError, _NotRepeatedError, StorageError):
+            undone = members or [first]
+            if self._lost is None:
+                self._ready.extendleft(reversed(undone))
+                self._delivered = None
+            return len(undone)
+        return 0
+
+    async def _handle_with_retries(self, run: _Run, delivery: Delivery) -> bool:
+        """Handle a change, or keep it as a dead letter.
+
+        False if this ended before, or between two attempts: the next reader gets it.
+        """
+        self._checkpoint.check_lease()
+        if not self._is_delivering:
+            return False
+        is_alone = run.concurrency == 1
+        for attempt in range(run.max_attempts):
+            try:
+                if run.transactional:
+                    handle = partial(self._call, run, delivery.record)
+                    await self._save(delivery.position, handle)
+                else:
+                    await self._call(run, delivery.record)
+                    if is_alone:
+                        self._note_handled(delivery.position)
+                return True
+            except HandlerFailedError as failed:
+                error = failed.error
+            await self._save_handled()  # a pause holds up no one else's commit
+            if attempt + 1 < run.max_attempts and await self._ends_in_pause(attempt):
+                return False
+        letter = dead_letters.new_dead_letter(
+            self.name, delivery.record, error, run.max_attempts
+        )
+        logger.warning(
+            "%s is a dead letter of consumer %r from now on: its handler failed %s,"
+            " last with %s.",
+            letter.name,
+            self.name,
+            counted(run.max_attempts, "time"),
+            letter.error,
+        )
+
+        async def keep(tx: Transaction) -> None:
+            await tx.write(dead_letters.keeping(letter))
+
+        if is_alone:
+            await self._save(delivery.position, keep)
+        else:
+            await self._save_handled(keep)
+        return True
+
+    async def _call(
+        self, run: _Run, record: ChangeRecord, tx: Transaction | None = None
+    ) -> None:
+        checkpoint = self._checkpoint
+        try:
+            await call_handler(checkpoint.storage, run.handler, record, tx)
+        except HandlerFailedError:
+            raise
+        except Exception as error:  # the transaction is repeated
+            await checkpoint.flag_locked_out(error)
+            raise
+
+    async def _ends_in_pause(self, attempt: int) -> bool:
+        """Wait before the next attempt; whether it was closed meanwhile."""
+        first = self._checkpoint.storage.limits.handler_retry_seconds
+        with suppress(TimeoutError):
+            pause = backoff(attempt, first=first, longest=_LONGEST_HANDLER_PAUSE)
+            async with asyncio.timeout(pause):
+                await self._is_over.wait()
+        return self._is_over.is_set()
 
 
-async def _begin_reading(
+class _NotRepeatedError(Exception):
+    """A transaction of several changes is not repeated."""
+
+
+async def _claim_name(
     backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
-) -> LeasedReader:
+) -> Checkpoint:
+    """Wait for the name, and find the position to resume at."""
     async with backends.in_call() as opened:
-        return await LeasedReader.acquire_name(opened.connection, settings, renewer)
+        storage = opened.connection
+        oplog.check_watchable(storage)
+        checkpoint = Checkpoint(storage, settings)
+        stands_by = False
+        try:
+            # Another process sends no signal.
+            while not await checkpoint.claim():
+                if not stands_by:
+                    stands_by = True
+                    standing_by = "Consumer %r stands by: another reader has its name."
+                    logger.info(standing_by, settings.name)
+                await asyncio.sleep(storage.limits.consumer_poll_seconds)
+            if stands_by:
+                logger.info("Consumer %r takes over.", settings.name)
+            renewer.add_lease(checkpoint.lease)
+            await checkpoint.resume()
+        except BaseException:
+            renewer.discard_lease(checkpoint.lease)
+            await uninterrupted(checkpoint.release())
+            raise
+        return checkpoint

@@ -21,14 +21,18 @@ from mongo_session_service.changes.decoder import (
     updated_record,
 )
 from mongo_session_service.codec import bson_values, documents
-from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.consumers.fetcher import load_trimmed
+from mongo_session_service.consumers.handler import (
+    Handler,
+    HandlerFailedError,
+    call_handler,
+    run_interruptibly,
+)
 from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.retries import retry_soon
-from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Txn
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Delete, Query, Update
+from mongo_session_service.storage.transactions import Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -81,40 +85,21 @@ def new_dead_letter(
     return DeadLetter(consumer, type(error).__name__, attempts, now, id_, record)
 
 
-async def store_dead_letter(
-    connection: Connection, letter: DeadLetter, txn: Txn = None
-) -> None:
-    """Store a dead letter; it replaces an earlier one of the same change."""
-    document = {
-        "error": letter.error,
-        "attempts": letter.attempts,
-        "time": letter.time,
-    }
-    await connection.dead_letters.replace_one(
-        {"_id": letter.id}, document, upsert=True, session=txn
-    )
-
-
-class AlreadyHandledError(Exception):
-    """Another caller has handled and removed the dead letter meanwhile."""
-
-
-async def _remove_letter(
-    connection: Connection, letter: DeadLetter, txn: Txn, _: object = None
-) -> None:
-    removed = await connection.dead_letters.delete_one({"_id": letter.id}, session=txn)
-    if txn is not None and not removed.deleted_count:
-        raise AlreadyHandledError
+def keeping(letter: DeadLetter) -> Update:
+    """The statement that stores a letter, in place of an earlier one of its change."""
+    kept = {"error": letter.error, "attempts": letter.attempts, "time": letter.time}
+    return Update("dead_letters", {"_id": letter.id}, kept, upsert=True)
 
 
 async def load_dead_letters(
-    connection: Connection, consumer: str
+    storage: Storage, consumer: str
 ) -> AsyncIterator[DeadLetter]:
     """Yield a consumer's dead letters, the oldest first."""
-    letters = connection.dead_letters
-    ids = letters.find({"_id.consumer": consumer}, {"_id": 1}).sort("time", 1)
-    for each in await retry_soon(lambda: ids.clone().to_list(None)):
-        stored = await retry_soon(letters.find_one, each)
+    named = {"_id.consumer": consumer}
+    query = Query("dead_letters", named, order={"time": 1}, fields=("_id",))
+    (found,) = await storage.read(query)
+    for each in found:
+        stored = await storage.find_one(Query("dead_letters", each))
         if stored is not None:
             yield DeadLetter(
                 consumer,
@@ -122,51 +107,56 @@ async def load_dead_letters(
                 stored["attempts"],
                 stored["time"],
                 stored["_id"],
-                await retry_soon(_load_record, connection, stored["_id"]),
+                await _load_record(storage, stored["_id"]),
             )
 
 
+class AlreadyHandledError(Exception):
+    """Another caller has handled and removed the dead letter meanwhile."""
+
+
 async def replay_dead_letters(
-    connection: Connection,
-    consumer: str,
-    handler: handlers.Handler,
-    *,
-    transactional: bool,
+    storage: Storage, consumer: str, handler: Handler, *, transactional: bool
 ) -> int:
     """Call a handler once on each dead letter; return how many it handled.
 
     Letters whose change is gone are removed: there is nothing left to handle.
     """
     handled = 0
-    async for letter in load_dead_letters(connection, consumer):
-        remove = partial(_remove_letter, connection, letter)
+    async for letter in load_dead_letters(storage, consumer):
+        removal = Delete("dead_letters", {"_id": letter.id})
         if letter.record is None:
             logger.warning(
                 "A dead letter of consumer %r is removed. %s is no longer stored.",
                 consumer,
                 letter.name,
             )
-            await uninterrupted(retry_soon(remove, None))
+            await storage.commit(removal)
             continue
-        work = handlers.handler_call(handler, letter.record, connection)
+        call = partial(call_handler, storage, handler, letter.record)
         try:
             if transactional:
-                await handlers.run_interruptible_transaction(connection, work, remove)
+                await run_interruptibly(storage, call, partial(_remove_once, removal))
             else:
-                await work(None)
-                await uninterrupted(retry_soon(remove, None))
+                await call()
+                await storage.commit(removal)
             handled += 1
         except AlreadyHandledError:
             pass  # nothing is handled twice
-        except handlers.HandlerFailedError as failed:
+        except HandlerFailedError as failed:
             again = replace(
                 letter,
                 error=type(failed.error).__name__,
                 attempts=letter.attempts + 1,
                 time=platform_time.get_time(),
             )
-            await uninterrupted(retry_soon(store_dead_letter, connection, again))
+            await storage.commit(keeping(again))
     return handled
+
+
+async def _remove_once(removal: Delete, tx: Transaction, _: None) -> None:
+    if await tx.write(removal) != [1]:
+        raise AlreadyHandledError
 
 
 def _letter_id(consumer: str, record: ChangeRecord) -> Document:
@@ -194,19 +184,18 @@ def _owner_of(id_: Document) -> tuple[str, ...]:
     return tuple(each for each in parts if each is not None)
 
 
-async def _load_record(connection: Connection, id_: Document) -> ChangeRecord | None:
+async def _load_record(storage: Storage, id_: Document) -> ChangeRecord | None:
     """Load a letter's change as it is stored now; None if it is gone."""
-    kind, time, hooks = id_["kind"], id_.get("time", 0.0), connection.hooks
+    kind, time, hooks = id_["kind"], id_.get("time", 0.0), storage.hooks
     owner = _owner_of(id_)
     if kind == "deleted":
         return ChangeRecord(kind, owner, {}, time, hooks)
-    collection, wanted = _stored_at(id_, owner)
-    found: Document | None = await getattr(connection, collection).find_one(wanted)
+    found = await storage.find_one(Query(*_stored_at(id_, owner)))
     if found is None:
         return None
     match kind:
         case "snapshot":
-            return await load_trimmed(connection, found)
+            return await load_trimmed(storage, found)
         case "updated":
             return updated_record(SessionKey(*owner), found, hooks, time)
         case "state":

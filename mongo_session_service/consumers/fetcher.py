@@ -1,32 +1,30 @@
 """Consumer fetcher: replays the event log if asked, then follows the change stream.
 
-Each delivery carries the position after itself. Nothing is saved here: the leased
-reader saves that position once the delivery is handled.
+Each delivery carries the position after itself. Nothing is saved here: the consumer
+saves that position once the delivery is handled.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple, TypeGuard
+from itertools import chain
+from typing import NamedTuple, TypeGuard
 
 from bson.timestamp import Timestamp
-from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.codec import documents
-from mongo_session_service.consumers.checkpoint import Position
+from mongo_session_service.consumers.checkpoint import ConsumerSettings, Position
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.event_log import read_page
 from mongo_session_service.storage import oplog
-from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.cooperative import Pace
-from mongo_session_service.storage.snapshots import NO_TIME, load_documents
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.snapshots import NO_TIME
+from mongo_session_service.storage.statements import ForgottenError, Query
 from mongo_session_service.storage.stream import Stream
-
-_NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 
 
 class Delivery(NamedTuple):
@@ -41,17 +39,12 @@ class Fetcher:
     """Fetches a consumer's changes after a position."""
 
     def __init__(
-        self,
-        connection: Connection,
-        app_name: str | None,
-        position: Position,
-        *,
-        updates: bool,
+        self, storage: Storage, settings: ConsumerSettings, position: Position
     ) -> None:
-        self._connection = connection
-        self._updates = updates
-        self._page_size = connection.limits.replay_page_events
-        self.scope = Scope(app_name)
+        self._storage = storage
+        self._updates = settings.updates
+        self._page_size = storage.limits.replay_page_events
+        self.scope = Scope(settings.app_name)
         """The changes that its router gives it."""
         self.position = position
         """After everything delivered, and what was skipped since."""
@@ -59,7 +52,7 @@ class Fetcher:
         self._failure: Exception | None = None
         """The error that the next read raises, after the deliveries before it."""
         self._stream: Stream | None = None
-        self._names = WatchedCollections.of_connection(connection)
+        self._names = WatchedCollections.of_connection(storage)
         self._passed = position.passed
         """The mark up to which changes were delivered before, and are skipped."""
         self._latest_token: Document | None = None
@@ -114,10 +107,8 @@ class Fetcher:
                 return await self._replay_one()
             await self._begin_to_catch_up()
         if self._stream is None:
-            pipeline = decoder.pipeline(self._connection, self.scope.app_name)
-            self._stream = decoder.follow(
-                self._connection, pipeline, self.position.start
-            )
+            pipeline = decoder.pipeline(self._storage, self.scope.app_name)
+            self._stream = decoder.follow(self._storage, pipeline, self.position.start)
         change, token = await self._stream.next_change(), self._stream.token
         if change is not None:
             time = decoder.cluster_time(change)
@@ -135,8 +126,7 @@ class Fetcher:
 
     async def _begin_to_catch_up(self) -> None:
         """Read what has changed in the part that was replayed, before going on."""
-        now = await self._connection.retry(oplog.latest_time, self._connection)
-        self._catching_up_to = now
+        self._catching_up_to = await oplog.latest_time(self._storage, patient=True)
 
     async def _end_catching_up(self, until: Timestamp) -> None:
         await self.close_change_stream()
@@ -147,7 +137,7 @@ class Fetcher:
         """Return the delivery that a change event results in, if any."""
         cluster_time, mark = decoder.cluster_time(change), decoder.mark_of(change)
         self._latest_token = change["_id"]
-        decoded = decoder.decode_change(change, self._names, self._connection.hooks)
+        decoded = decoder.decode_change(change, self._names, self._storage.hooks)
         is_known = self._was_delivered(mark, cluster_time)
         if not is_known:
             self.position = self.position.after_change(mark, cluster_time)
@@ -175,8 +165,9 @@ class Fetcher:
     async def _replay_one(self) -> Delivery | None:
         """Return the log's next event; None at its end, where the stream takes over."""
         if not self._page:
-            page = await self._connection.retry(self._read_page)
-            if page is None:  # too long ago, or before the collection was recreated
+            try:
+                page = await self._read_page()
+            except ForgottenError:
                 await self._begin_to_catch_up()
                 return None
             if not page:
@@ -188,32 +179,28 @@ class Fetcher:
         if begins:
             # What a trim is about to remove is passed over.
             id_ = {**id_, "revision": begins}
-            record = await load_trimmed(self._connection, document)
+            record = await load_trimmed(self._storage, document)
         else:
             # None if another tool wrote the document.
-            record = decoder.decode_appended(id_, document, self._connection.hooks)
+            record = decoder.decode_appended(id_, document, self._storage.hooks)
         self._page.popleft()
         while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()
         self.position = self.position.after_replayed(id_)
         return Delivery(record, self.position) if record else None
 
-    async def _read_page(self) -> list[Document] | None:
-        """Read more of the log; None if MongoDB has forgotten the replay's time."""
-        connection, last = self._connection, self.position.replayed
+    async def _read_page(self) -> list[Document]:
+        """Read more of the log, as of the replay's time."""
+        last = self.position.replayed
         events = queries.of_app(self.scope.app_name, last)
         if last is not None:
             # The session may have been trimmed beyond what was replayed of it.
             events = {"$or": [{"_id": {**last, "revision": 0}}, events]}
-        try:
-            page = await read_page(
-                connection, events, size=self._page_size, as_of=self.position.reached
-            )
-        except OperationFailure as error:
-            if error.code in _NOT_READABLE:
-                return None
-            raise
-        return [each for each in page.events if not _was_replayed(each, last)]
+        query = Query("events", events, order=1, limit=self._page_size)
+        (page,) = await self._storage.read(
+            query, as_of=self.position.reached, whole=False, patient=True
+        )
+        return [each for each in page if not _was_replayed(each, last)]
 
     async def close_change_stream(self) -> None:
         """Close the change stream."""
@@ -221,14 +208,12 @@ class Fetcher:
             await self._stream.close_cursor()
 
 
-async def load_trimmed(
-    connection: Connection, document: Document
-) -> ChangeRecord | None:
+async def load_trimmed(storage: Storage, document: Document) -> ChangeRecord | None:
     """Load the state that begins a log that was trimmed."""
     id_ = document["_id"]
     wanted = queries.shared_state_queries(id_["app_name"], id_["user_id"])
-    shared = await connection.retry(load_documents, connection, *wanted)
-    return decoder.decode_trimmed(document, shared, connection.hooks)
+    shared = [*chain.from_iterable(await storage.read(*wanted, patient=True))]
+    return decoder.decode_trimmed(document, shared, storage.hooks)
 
 
 def _was_replayed(document: Document, last: Document | None) -> bool:

@@ -1,30 +1,30 @@
-"""Handler: what a consumer calls, alone or in one transaction with the checkpoint."""
+"""Handler: the function that a consumer calls, alone or in a transaction."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from typing import Final, TypeVar
-
-from pymongo.errors import OperationFailure, PyMongoError
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextvars import ContextVar, copy_context
+from typing import Any, Final, TypeAlias, TypeVar
 
 from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_callable
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.transactions import (
+    ClientSessions,
+    Transaction,
+    is_of_aborted,
+    is_repeated,
+)
 
 Handler = Callable[..., Awaitable[object] | object]
 """Receives a change, and in a transaction the driver's session for its writes."""
 
-Work = Callable[[Txn], Awaitable[None]]
-"""Work in a transaction, or without one if it receives None."""
-
 Result = TypeVar("Result")
 
-_NO_SUCH_TRANSACTION: Final = 251
 _MOST_ABORTED_TRANSACTIONS: Final = 3
 """Aborted transactions after which the handler counts as the cause."""
 
@@ -35,7 +35,7 @@ def check_handler(handler: object, *, transactional: bool) -> None:
     arguments = (None, None) if transactional else (None,)
     try:
         inspect.signature(handler).bind(*arguments)  # type: ignore[arg-type]
-    except ValueError:  # it does not tell what it takes
+    except ValueError:  # it has no signature, as some functions written in C
         return
     except TypeError:
         takes = "handler(change, txn)" if transactional else "handler(change)"
@@ -54,12 +54,12 @@ class HandlerFailedError(Exception):
         self.error = error
 
 
-_connection: ContextVar[Connection | None] = ContextVar("_connection", default=None)
+_storage: ContextVar[Storage | None] = ContextVar("_storage", default=None)
 
 
-def handler_connection() -> Connection:
-    """Return the connection of the consumer whose handler is running."""
-    found = _connection.get()
+def handler_storage() -> Storage:
+    """Return the storage of the consumer whose handler is running."""
+    found = _storage.get()
     if found is None:
         raise MongoSessionServiceError(
             "This handler works in a consumer only: give it to run() or"
@@ -68,39 +68,36 @@ def handler_connection() -> Connection:
     return found
 
 
-def handler_call(
-    handler: Handler, record: ChangeRecord, connection: Connection
-) -> Work:
-    """Wrap a handler's call for a transaction; its errors become HandlerFailedError.
+async def call_handler(
+    storage: Storage,
+    handler: Handler,
+    record: ChangeRecord,
+    tx: Transaction | None = None,
+) -> None:
+    """Call a handler with a change, and in a transaction with its client session.
 
-    The work raises:
-        HandlerFailedError: the handler raised, or the change cannot be read.
+    It raises ``HandlerFailedError`` if the handler raises, or the change cannot be
+    read. After an error for which the driver repeats the transaction, that is raised.
     """
-
-    async def call_handler(txn: Txn) -> None:
-        token = _connection.set(connection)
-        try:
-            change = record.change()
-            result = handler(change) if txn is None else handler(change, txn)
-            if inspect.isawaitable(result):
-                await result
-        except PyMongoError as error:
-            if txn is not None and error.has_error_label("TransientTransactionError"):
-                raise  # the driver retries the whole transaction
-            raise HandlerFailedError(error) from error
-        except Exception as error:
-            raise HandlerFailedError(error) from error
-        finally:
-            _connection.reset(token)
-
-    return call_handler
+    token = _storage.set(storage)
+    try:
+        change = record.change()
+        result = handler(change) if tx is None else handler(change, tx.client_session)
+        if inspect.isawaitable(result):
+            await result
+    except Exception as error:
+        if tx is not None and is_repeated(error):
+            raise
+        raise HandlerFailedError(error) from error
+    finally:
+        _storage.reset(token)
 
 
-async def run_interruptible_transaction(
-    connection: Connection,
-    work: Callable[[Txn], Awaitable[Result]],
-    finish: Callable[[Txn, Result], Awaitable[None]],
-    session: Txn = None,
+async def run_interruptibly(
+    storage: Storage,
+    work: Callable[[Transaction], Coroutine[Any, Any, Result]],
+    finish: Callable[[Transaction, Result], Awaitable[None]],
+    kept: ClientSessions | None = None,
 ) -> Result:
     """Run work, then finish with its result, in one transaction; return the result.
 
@@ -108,39 +105,105 @@ async def run_interruptible_transaction(
     be unknown. A handler has failed, too, if it ignores that the server has aborted the
     transaction, time and again.
     """
-    is_working = False
+    context = copy_context()
+    working: asyncio.Task[Result] | None = None
+    cancelled: asyncio.CancelledError | None = None
     aborted = 0
 
-    async def handle_then_save(txn: Txn) -> Result:
-        nonlocal is_working, aborted
-        is_working = True
+    async def work_and_finish(tx: Transaction) -> Result:
+        nonlocal working, aborted
+        if cancelled is not None:
+            raise asyncio.CancelledError
+        working = asyncio.Task(work(tx), context=context)
         try:
-            result = await work(txn)
+            result = await working
         finally:
-            is_working = False
+            working = None
         try:
-            await finish(txn, result)
-        except OperationFailure as error:
-            aborted += error.code == _NO_SUCH_TRANSACTION
+            await finish(tx, result)
+        except Exception as error:
+            aborted += is_of_aborted(error)
             if aborted < _MOST_ABORTED_TRANSACTIONS:
                 raise
             raise HandlerFailedError(error) from error
         return result
 
-    running = connection.retry(
-        run_transaction, connection, handle_then_save, session=session
+    running = asyncio.ensure_future(
+        storage.run(work_and_finish, kept=kept, patient=True)
     )
-    task = asyncio.ensure_future(running)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
+    while not running.done():
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([running])
         except asyncio.CancelledError as error:
             cancelled = error
-            if is_working:
-                task.cancel()
+            if working is not None:
+                working.cancel()
     if cancelled is None:
-        return task.result()
-    if not task.cancelled():
-        task.exception()  # retrieved, since the caller was cancelled
+        return running.result()
+    if not running.cancelled():
+        running.exception()  # retrieved, since the caller was cancelled
     raise cancelled
+
+
+TaskKey: TypeAlias = tuple[str, ...]
+"""An app, a user or a session. Keys are related if one begins with the other."""
+
+
+_OF_SESSION: Final = len(SessionKey._fields)
+
+
+class KeyedTaskPool:
+    """Runs tasks, a few at once; each waits for the related ones before it."""
+
+    def __init__(self, width: int) -> None:
+        self._room = asyncio.Semaphore(width)
+        self._last: dict[TaskKey, asyncio.Task[bool]] = {}
+
+    def submit(
+        self, key: TaskKey, work: Callable[[], Coroutine[None, None, bool]]
+    ) -> asyncio.Task[bool]:
+        """Start a task that returns whether it was done; False if one before was not.
+
+        It begins as soon as there is room, and related work has ended.
+        """
+        before = [self._last[each] for each in self._related_keys(key)]
+        task = asyncio.create_task(self._run_after(before, work))
+        self._last[key] = task
+        return task
+
+    def _related_keys(self, key: TaskKey) -> list[TaskKey]:
+        parts = [key[:length] for length in range(1, len(key))]
+        found = [each for each in (*parts, key) if each in self._last]
+        if len(key) < _OF_SESSION:
+            size = len(key)
+            longer = (each for each in self._last if len(each) > size)
+            found += [each for each in longer if each[:size] == key]
+        return found
+
+    async def _run_after(
+        self,
+        before: list[asyncio.Task[bool]],
+        work: Callable[[], Coroutine[None, None, bool]],
+    ) -> bool:
+        if before:
+            await asyncio.wait(before)
+        if not all(_has_succeeded(each) for each in before):
+            return False
+        async with self._room:
+            return await work()
+
+
+def _has_succeeded(task: asyncio.Task[bool]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[bool]]) -> None:
+    """Cancel what has not ended, and wait until it has."""
+    ended = list(tasks)
+    left = [each for each in ended if not each.done()]
+    for each in left:
+        each.cancel()
+    if left:
+        await asyncio.wait(left)
+    for each in ended:
+        each.cancelled() or each.exception()  # retrieved: the first was raised

@@ -278,13 +278,18 @@ class Storage(Database):
         *,
         fields: tuple[str, ...] = (),
         patient: bool = False,
+        shielded: bool = True,
     ) -> Document | None:
-        """Update one document, and return it as it is then; None if none matches."""
+        """Update one document, and return it as it is then; None if none matches.
+
+        What may be written twice need not be ``shielded`` from cancellation.
+        """
 
         async def write(tx: Transaction) -> Document | None:
             return await tx.find_and_update(update, fields=fields)
 
-        return await uninterrupted(self._alone(write, None, patient=patient))
+        writing = self._alone(write, None, patient=patient)
+        return await (uninterrupted(writing) if shielded else writing)
 
     async def remove(
         self,

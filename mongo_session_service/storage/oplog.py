@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
@@ -16,6 +17,7 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.storage.database import Database
+from mongo_session_service.storage.retries import Effect, repeat
 
 _OPLOG_LIMIT: Final = 2.0  # seconds
 _MAJORITY: Final = ReadConcern("majority")
@@ -31,12 +33,13 @@ def check_watchable(connection: Database) -> None:
         )
 
 
-async def latest_time(connection: Database) -> Timestamp:
+async def latest_time(connection: Database, *, patient: bool = False) -> Timestamp:
     """Ask the primary for the latest time that it knows, which orders all changes.
 
     A standalone server, or mongomock, has no clock: ``ConfigurationError``.
     """
-    reply = await connection.database.command("ping")
+    ping = partial(connection.database.command, "ping")
+    reply = await repeat(connection.client, ping, Effect.READ, patient=patient)
     time: Timestamp | None = reply.get("operationTime")
     if time is None:
         raise ConfigurationError(

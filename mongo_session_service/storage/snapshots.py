@@ -20,11 +20,12 @@ from mongo_session_service.storage.cooperative import in_slices, with_gc_paused
 from mongo_session_service.storage.database import Database, kill_client_session
 from mongo_session_service.storage.replies import Encoded
 from mongo_session_service.storage.retries import REPEAT_PAUSES, is_transient
-from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.statements import ForgottenError, Query
 from mongo_session_service.storage.tasks import uninterrupted
 
 _RETRY: Final = 0.02  # seconds
 _SNAPSHOT: Final = ReadConcern("snapshot")
+_FORGOTTEN: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 NO_TIME: Final = Timestamp(0, 0)
 
 
@@ -126,9 +127,19 @@ async def answer_queries(
     collection = connection.collection(queries[0].collection)
     pipeline = _tagged_stages(connection, queries)
     while True:
-        found = await _read_primary(
-            connection, collection, pipeline, as_of=as_of, whole=whole, encoded=encoded
-        )
+        try:
+            found = await _read_primary(
+                connection,
+                collection,
+                pipeline,
+                as_of=as_of,
+                whole=whole,
+                encoded=encoded,
+            )
+        except errors.OperationFailure as error:
+            if as_of is None or error.code not in _FORGOTTEN:
+                raise
+            raise ForgottenError from None
         if as_of is not None or _is_current(connection, found.as_of, not_before):
             break
         # Right after an election a new primary may not know yet that the latest write

@@ -110,5 +110,12 @@ class LockedError(StorageUnavailableError):
         """The name of the document's collection, if it is known."""
 
 
+class ForgottenError(StorageUnavailableError):
+    """MongoDB does not know any more how its data was at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("MongoDB has forgotten the time that was to be read.")
+
+
 class TooLateError(StorageUnavailableError):
     """The time limit that a caller has set ran out; nothing was written."""

@@ -60,6 +60,7 @@ Txn: TypeAlias = Any
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
 _LOCAL: Final = ReadConcern("local")
+_NO_SUCH_TRANSACTION: Final = 251
 
 
 class _WriteConflictError(OperationFailure):
@@ -229,6 +230,16 @@ async def run_write(connection: Database, command: dict[str, Any], txn: Txn) -> 
         raise kind(refused.get("errmsg", ""), refused["code"], refused)
     count: int = reply["n"]
     return count
+
+
+def is_repeated(error: Exception) -> bool:
+    """Whether the driver repeats a transaction whose work raises an error."""
+    return isinstance(error, PyMongoError) and error.has_error_label(_PASSING)
+
+
+def is_of_aborted(error: Exception) -> bool:
+    """Whether a statement failed since the server had aborted its transaction."""
+    return isinstance(error, OperationFailure) and error.code == _NO_SUCH_TRANSACTION
 
 
 class Transaction:

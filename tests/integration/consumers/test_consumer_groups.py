@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import DuplicateKeyError, OperationFailure
+from pymongo.errors import DuplicateKeyError
 from support.consumers import PATIENCE, append, create
 
 from mongo_session_service import (
@@ -15,8 +15,9 @@ from mongo_session_service import (
     Consumer,
     LeaseLostError,
     MongoSessionService,
+    StorageError,
 )
-from mongo_session_service.consumers import checkpoint, handler
+from mongo_session_service.storage.kernel import Storage
 
 # Groups are not ended since they took long; failures wait for nothing.
 pytestmark = pytest.mark.limits(group_seconds=60.0, handler_retry_seconds=0.0)
@@ -141,12 +142,12 @@ async def test_a_group_committed_unnoticed_is_not_repeated(
     consumer = service.consumer("c")
     biller = Biller(consumer, database, last=0)
 
-    async def committing(*arguments: Any) -> None:
+    async def committing(*arguments: Any, **options: Any) -> None:
         monkeypatch.undo()
-        await handler.run_interruptible_transaction(*arguments)
-        raise OperationFailure("lost", 251)
+        await Storage.run(*arguments, **options)
+        raise StorageError
 
-    monkeypatch.setattr(checkpoint, "run_interruptible_transaction", committing)
+    monkeypatch.setattr(Storage, "run", committing)
     with pytest.raises(LeaseLostError):
         await run(consumer, biller.bill)
 

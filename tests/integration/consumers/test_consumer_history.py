@@ -18,7 +18,7 @@ from mongo_session_service import (
     LeaseLostError,
     MongoSessionService,
 )
-from mongo_session_service.consumers.leased_reader import OnHistoryLost
+from mongo_session_service.consumers.checkpoint import OnHistoryLost
 
 
 async def be_away(service: MongoSessionService) -> Session:

@@ -13,7 +13,7 @@ from mongo_session_service.cli.consumer_commands import (
     consumer_row,
 )
 from mongo_session_service.cli.terminal import table
-from mongo_session_service.consumers.status import ConsumerStatus
+from mongo_session_service.consumers.checkpoint import ConsumerStatus
 
 WELL = ConsumerStatus(
     name="billing",

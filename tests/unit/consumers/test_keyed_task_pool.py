@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mongo_session_service.consumers.processor import KeyedTaskPool, TaskKey, end_tasks
+from mongo_session_service.consumers.handler import KeyedTaskPool, TaskKey, end_tasks
 
 APP, USER, SESSION = ("a",), ("a", "u"), ("a", "u", "s")
 
