@@ -172,7 +172,8 @@ class Lease:
                 raise TimeLimitError(message) from None
             return found
 
-        return await uninterrupted(self._repeat(acquire, patient=patient))
+        # A cancellation need not wait for more attempts.
+        return await self._repeat(lambda: uninterrupted(acquire()), patient=patient)
 
     async def release_lease(
         self, ended: Document | None = None, *, forget: Iterable[str] = ()
