@@ -23,6 +23,7 @@ from mongo_session_service.model.wording import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from mongo_session_service.consumers.checkpoint import ConsumerStatus
     from mongo_session_service.consumers.consumer import Consumer
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.handler import Handler
