@@ -32,7 +32,6 @@ from mongo_session_service.sessions.writer import Writer
 from mongo_session_service.storage.clocks import LatestWrite, ServerClock
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.retries import retry_soon
 from mongo_session_service.storage.tasks import (
     SwallowedCancellation,
     background,
@@ -229,8 +228,7 @@ class Backends:
             if stage is Stage.SET_UP and not self._is_set_up:
                 await self._set_up(connection, builds=False)
             elif stage is Stage.CHECKED and not self._is_checked:
-                async with connection.translating_errors():
-                    await retry_soon(check, connection)
+                await check(connection)
                 self._is_checked = True
         if self._is_checked:
             backend.stage = Stage.SET_UP if self._is_set_up else Stage.CHECKED
@@ -247,10 +245,7 @@ class Backends:
         await self._set_up(connection, builds=True)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
-        async with connection.translating_errors():
-            self._missing, is_to_be_built = await retry_soon(
-                set_up, connection, builds=builds
-            )
+        self._missing, is_to_be_built = await set_up(connection, builds=builds)
         self._is_checked = self._is_set_up = True
         for each in self.opened.copy().values():
             each.connection.has_event_index = EVENT_ONCE.name not in self._missing

@@ -250,7 +250,7 @@ class MongoSessionService(BaseSessionService):
         """
         async with self._backends.in_unchecked_call() as backend:
             asked = perf_counter()
-            await backend.connection.database.command("ping")
+            await backend.connection.command({"ping": 1})
             return perf_counter() - asked
 
     async def close(self, *, grace: float = 10.0) -> None:

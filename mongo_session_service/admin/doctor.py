@@ -15,8 +15,6 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Final
 
-from pymongo.errors import OperationFailure
-
 from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.model.records import Document
@@ -26,10 +24,11 @@ from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, backends_of
-from mongo_session_service.storage import oplog, server
-from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.transactions import Txn, run_transaction
+from mongo_session_service.storage import catalog, oplog, server
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.outages import topology_of
+from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.transactions import Transaction
 from mongo_session_service.turns.turn_status import find_turns
 
 _SHOWN: Final = 3
@@ -234,36 +233,35 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """
     # Unchecked: what a call would refuse is a finding.
     async with backends_of(service).in_unchecked_call() as opened:
-        connection = opened.connection
-        if connection.driver is Driver.MOCK:
-            raise errors.ConfigurationError(
-                "There is no MongoDB behind mongomock to examine."
-            )
-        await server.ask_hello(connection.client)
+        storage = opened.connection
+        is_standalone = server.is_standalone(await server.examined_hello(storage))
     for name, check in CHECKS.items():
         try:
-            async with connection.translating_errors():
-                finding = await check(connection)
+            async with storage.translating_errors():
+                finding = await check(storage)
         except errors.NotAuthorizedError as error:
             finding = Finding(name, Status.UNKNOWN, str(error), _GRANT)
         except errors.StorageUnavailableError:
             raise
         except errors.MongoSessionServiceError as error:
             finding = Finding(name, Status.FAILED, str(error), _AS_IT_SAYS)
+            if is_standalone and isinstance(error, errors.StorageError):
+                says = "a standalone server has no snapshots to read"
+                finding = Finding(name, Status.UNKNOWN, says, _AS_REPLICA_SET)
         yield finding
 
 
-async def _check_server(connection: Connection) -> Finding:
-    hello = await server.ask_hello(connection.client)
-    await server.check_product(connection.metadata, hello)
-    return judge_server(hello, await connection.client.admin.command("buildInfo"))
+async def _check_server(storage: Storage) -> Finding:
+    hello = await server.ask_hello(storage.client)
+    await server.check_product(storage.metadata, hello)
+    return judge_server(hello, await storage.command({"buildInfo": 1}))
 
 
-async def _check_members(connection: Connection) -> Finding:
-    hello = await server.ask_hello(connection.client)
+async def _check_members(storage: Storage) -> Finding:
+    hello = await server.ask_hello(storage.client)
     if server.is_mongos(hello):
-        return judge_shards(await _shard_keys(connection))
-    servers = connection.client.topology_description.server_descriptions()
+        return judge_shards(await _shard_keys(storage))
+    servers = topology_of(storage.client).server_descriptions()
     lost = [
         f"{host}:{port}"
         for (host, port), each in servers.items()
@@ -272,54 +270,58 @@ async def _check_members(connection: Connection) -> Finding:
     return judge_members(hello, lost)
 
 
-async def _shard_keys(connection: Connection) -> dict[str, Document | None]:
+async def _shard_keys(storage: Storage) -> dict[str, Document | None]:
     keys: dict[str, Document | None] = {}
     for name in SHARDED:
-        collection: str = getattr(connection, name).name
-        namespace = f"{connection.database.name}.{collection}"
-        known = connection.client["config"]["collections"]
-        found = await known.find_one({"_id": namespace}, {"key": 1, "unsplittable": 1})
-        is_whole = found is None or found.get("unsplittable", False)
-        keys[collection] = None if is_whole else found["key"]
+        collection = f"{storage.prefix}{name}"
+        where = {"_id": f"{storage.database.name}.{collection}"}
+        command = {"find": "collections", "filter": where, "limit": 1}
+        (*found,) = _first_batch(await storage.command(command, database="config"))
+        is_whole = not found or found[0].get("unsplittable", False)
+        keys[collection] = None if is_whole else found[0]["key"]
     return keys
 
 
-async def _check_transactions(connection: Connection) -> Finding:
-    async def read(txn: Txn) -> None:
-        await setup.recorded_version(connection, txn)
+def _first_batch(reply: Document) -> list[Document]:
+    documents: list[Document] = reply["cursor"]["firstBatch"]
+    return documents
 
-    if not connection.has_transactions:
+
+async def _check_transactions(storage: Storage) -> Finding:
+    async def read(tx: Transaction) -> None:
+        await tx.find_one(Query("metadata", {}, fields=("_id",)))
+
+    if not storage.has_transactions:
         return judge_transaction(None)
-    server.check_server(await server.ask_hello(connection.client), transactions=True)
+    server.check_server(await server.ask_hello(storage.client), transactions=True)
     began = time.perf_counter()
-    await run_transaction(connection, read)
+    await storage.run(read)
     took, lifetime = time.perf_counter() - began, None
-    with suppress(OperationFailure):  # not everybody may ask, nor does a mongos know
+    with suppress(errors.StorageError):  # not all may ask, nor does a mongos know
         asking = {"getParameter": 1, _TRANSACTION_LIFETIME: 1}
-        lifetime = (await connection.client.admin.command(asking))[
-            _TRANSACTION_LIFETIME
-        ]
+        reply = await storage.command(asking, database="admin")
+        lifetime = reply[_TRANSACTION_LIFETIME]
     return judge_transaction(took, lifetime)
 
 
-async def _check_privileges(connection: Connection) -> Finding:
+async def _check_privileges(storage: Storage) -> Finding:
     # Every user may ask this.
-    asking = connection.client.admin.command("connectionStatus", showPrivileges=True)
-    login = (await asking)["authInfo"]
+    asking = {"connectionStatus": 1, "showPrivileges": True}
+    login = (await storage.command(asking, database="admin"))["authInfo"]
     users = [each["user"] for each in login["authenticatedUsers"]]
     if not users:
         # Refused if access control is on, and only nobody has logged in.
-        await connection.metadata.find_one({}, {"_id": 1})
+        await storage.command({"find": f"{storage.prefix}metadata", "limit": 1})
     held = login["authenticatedUserPrivileges"]
-    return judge_privileges(users, held, connection.database.name, connection.prefix)
+    return judge_privileges(users, held, storage.database.name, storage.prefix)
 
 
-async def _check_version(connection: Connection) -> Finding:
-    return judge_version(await setup.recorded_version(connection))
+async def _check_version(storage: Storage) -> Finding:
+    return judge_version(await setup.recorded_version(storage))
 
 
-async def _check_turns(connection: Connection) -> Finding:
-    abandoned = await find_turns(connection, None, None, "abandoned")
+async def _check_turns(storage: Storage) -> Finding:
+    abandoned = await find_turns(storage, None, None, "abandoned")
     if not abandoned:
         return Finding("turns", Status.OK, "none is abandoned")
     names = [f"{it.app_name}/{it.user_id}/{it.session_id}" for it in abandoned]
@@ -331,32 +333,33 @@ async def _check_turns(connection: Connection) -> Finding:
     return Finding("turns", Status.WARNING, says, remedy)
 
 
-async def _check_indexes(connection: Connection) -> Finding:
-    names = await connection.database.list_collection_names()
-    missing = await missing_indexes(connection)
-    return judge_indexes(missing, is_set_up=connection.sessions.name in names)
+async def _check_indexes(storage: Storage) -> Finding:
+    names = await catalog.collection_names(storage)
+    missing = await missing_indexes(storage)
+    return judge_indexes(missing, is_set_up="sessions" in names)
 
 
-async def _check_oplog(connection: Connection) -> Finding:
-    if connection.is_sharded:
+async def _check_oplog(storage: Storage) -> Finding:
+    if storage.is_sharded:
         says = "each shard has its own, which mongos does not show"
         remedy = "Run rs.printReplicationInfo() on each shard."
         return Finding("oplog window", Status.UNKNOWN, says, remedy)
-    window = await oplog.oplog_window(connection)
+    window = await oplog.oplog_window(storage)
     if window is None:
         return judge_oplog(None, 0)
-    entries = connection.client["local"]["oplog.rs"]
-    stages: list[Document] = [
+    stages = [
         {"$collStats": {"storageStats": {}}},
         {"$project": {"storageStats": 1}},
     ]
-    held = (await connection.aggregate(entries, stages))[0]["storageStats"]
+    command = {"aggregate": "oplog.rs", "pipeline": stages, "cursor": {}}
+    (found,) = _first_batch(await storage.command(command, database="local"))
+    held = found["storageStats"]
     return judge_oplog(window, held["size"] / held["maxSize"])
 
 
-async def _check_clock(connection: Connection) -> Finding:
+async def _check_clock(storage: Storage) -> Finding:
     before = time.time()
-    hello = await connection.client.admin.command("hello")
+    hello = await storage.command({"hello": 1}, database="admin")
     after = time.time()
     there = hello["localTime"].replace(tzinfo=UTC).timestamp()
     middle, uncertainty = (before + after) / 2, (after - before) / 2

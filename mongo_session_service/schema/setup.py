@@ -6,19 +6,14 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from pymongo import IndexModel
-from pymongo.errors import CollectionInvalid, OperationFailure
-from pymongo.write_concern import WriteConcern
-
-from mongo_session_service.errors import SchemaVersionError
+from mongo_session_service.errors import NotAuthorizedError, SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES, Index
-from mongo_session_service.storage import server
-from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.transactions import Txn
-from mongo_session_service.storage.translation import UNAUTHORIZED
+from mongo_session_service.storage import catalog, server
+from mongo_session_service.storage.catalog import NotCreatedError
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import DuplicateError, Query, Update
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +25,12 @@ It rises when an earlier release would misread them: that one then refuses the d
 
 _VERSION_ID: Final = {"_id": "schema"}
 
-_WORKS_WITHOUT: Final = {
-    UNAUTHORIZED: "the user lacks the privilege",
-    11000: "the data holds an event twice",
-    85: "another index of the same keys exists, and is not changed",
-    86: "another index of that name exists, and is not changed",
-}
-_NAMESPACE_EXISTS: Final = 48
 _NEEDED: Final = (
     *("sessions", "events", "app_states", "user_states", "partials"),
     *("checkpoints", "leases", "dead_letters", "metadata"),
 )
 """A transaction that has to create its collection conflicts with all others."""
 _INDEXED: Final = ("sessions", "events", "partials")
-_PRIMARY_ONLY: Final = WriteConcern(w=1)
-"""For what is created before the version is recorded: a majority confirms that, and by
-the order of the oplog all that came before."""
 
 
 class SetupResult(NamedTuple):
@@ -57,21 +42,13 @@ class SetupResult(NamedTuple):
     """True if one was left out, since a call would have waited for its build."""
 
 
-async def check(connection: Connection) -> None:
+async def check(storage: Storage) -> None:
     """Refuse a server that cannot be used, and data of a newer release."""
-    await _check_server(connection)
-    refuse_newer(await recorded_version(connection))
+    await server.shake_hands(storage)
+    refuse_newer(await recorded_version(storage))
 
 
-async def _check_server(connection: Connection) -> None:
-    if connection.driver is not Driver.MOCK:
-        hello = await server.ask_hello(connection.client)
-        connection.clock.set_by(hello)
-        await server.check_product(connection.metadata, hello)
-        server.check_server(hello, transactions=connection.has_transactions)
-
-
-async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
+async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     """Check both, and create what is missing; safe to repeat and to race.
 
     Where nothing is missing, one round trip follows the server's greeting. Without
@@ -79,12 +56,12 @@ async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
     because the user lacks a privilege or something else is in its place, a warning is
     logged and the service works without it.
     """
-    attempts = _Attempts(connection)
+    attempts = _Attempts(storage)
     # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
     # cancelled can wait for ever.
-    await _check_server(connection)
+    await server.shake_hands(storage)
     version, collections, indexes = await asyncio.gather(
-        recorded_version(connection),
+        recorded_version(storage),
         _missing_collections(attempts),
         _missing_indexes(attempts),
     )
@@ -92,20 +69,18 @@ async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
     skipped = await _create_missing(attempts, collections, indexes, builds=builds)
     if version is None:
         with attempts.trying("the schema version"):
-            await record_version(connection)
+            await _record_version(storage)
     attempts.warn()
-    failed = [
-        each for each in INDEXES if _index_name(connection, each) in attempts.failed
-    ]
+    failed = [each for each in INDEXES if _index_name(storage, each) in attempts.failed]
     return SetupResult(
         frozenset(each.name for each in (*failed, *skipped)), bool(skipped)
     )
 
 
-async def missing_indexes(connection: Connection) -> list[Index]:
+async def missing_indexes(storage: Storage) -> list[Index]:
     """List the indexes that do not exist, or differ from their definition."""
     found = await asyncio.gather(
-        *(getattr(connection, name).index_information() for name in _INDEXED)
+        *(catalog.index_information(storage, name) for name in _INDEXED)
     )
     described = dict(zip(_INDEXED, found, strict=True))
     return [each for each in INDEXES if not each.is_like(described[each.collection])]
@@ -114,8 +89,8 @@ async def missing_indexes(connection: Connection) -> list[Index]:
 class _Attempts:
     """Attempts to create something, and why those that failed did."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
         self.failed: dict[str, str] = {}
 
     @contextmanager
@@ -123,10 +98,10 @@ class _Attempts:
         """Try to create something that the service works without."""
         try:
             yield
-        except OperationFailure as error:
-            if error.code not in _WORKS_WITHOUT:
-                raise
-            self.failed |= dict.fromkeys(things, _WORKS_WITHOUT[error.code])
+        except NotAuthorizedError:
+            self.failed |= dict.fromkeys(things, "the user lacks the privilege")
+        except NotCreatedError as error:
+            self.failed |= dict.fromkeys(things, str(error))
 
     def warn(self) -> None:
         """Log all failures at once."""
@@ -136,23 +111,21 @@ class _Attempts:
             "Not all could be created in database %r: %s. The service works without,"
             " but slower. Remove the cause, then call setup() as a user with the role"
             " that `mongo-session-service grants` prints.",
-            self.connection.database.name,
+            self.storage.database.name,
             "; ".join(f"{what} ({why})" for what, why in self.failed.items()),
         )
 
 
 async def _missing_collections(attempts: _Attempts) -> set[str]:
-    database, prefix = attempts.connection.database, attempts.connection.prefix
     with attempts.trying("collections"):
-        there = {*await database.list_collection_names()}
-        return {each for each in _NEEDED if f"{prefix}{each}" not in there}
+        return {*_NEEDED} - await catalog.collection_names(attempts.storage)
     return set()
 
 
 async def _missing_indexes(attempts: _Attempts) -> list[Index]:
     # Creating an index that exists would need the privilege as well.
-    with attempts.trying(*(_index_name(attempts.connection, each) for each in INDEXES)):
-        return await missing_indexes(attempts.connection)
+    with attempts.trying(*(_index_name(attempts.storage, each) for each in INDEXES)):
+        return await missing_indexes(attempts.storage)
     return []
 
 
@@ -160,6 +133,7 @@ async def _create_missing(
     attempts: _Attempts, collections: set[str], indexes: list[Index], *, builds: bool
 ) -> list[Index]:
     """Create collections and indexes, and return the indexes that were left out."""
+    storage = attempts.storage
     new = set(collections)
     skipped: list[Index] = []
     for name in _INDEXED:
@@ -168,68 +142,39 @@ async def _create_missing(
             lacking
             and not builds
             and name not in new
-            and await _is_large(attempts.connection, name)
+            and await catalog.count_documents(storage, name)
+            > storage.limits.unindexed_documents
         )
         if keeps_waiting:
             skipped += lacking
         elif lacking and await _create_indexes(attempts, name, lacking):
             new.discard(name)
     for name in sorted(new):
-        with attempts.trying(f"collection {attempts.connection.prefix + name!r}"):
-            await _create_collection(attempts.connection, name)
+        with attempts.trying(f"collection {storage.prefix + name!r}"):
+            await catalog.create_collection(storage, name)
     return skipped
 
 
-async def _is_large(connection: Connection, name: str) -> bool:
-    count: int = await getattr(connection, name).estimated_document_count()
-    return count > connection.limits.unindexed_documents
-
-
 async def _create_indexes(attempts: _Attempts, name: str, lacking: list[Index]) -> bool:
-    """Create indexes, and their collection; tell whether all exist then."""
-    collection = _unconfirmed(attempts.connection, name)
-    models = [IndexModel(each.directed, **each.options) for each in lacking]
-    try:
-        await collection.create_indexes(models)
-    except OperationFailure as error:
-        if error.code not in _WORKS_WITHOUT:
-            raise
-    else:
+    """Create indexes, and their collection; True if all exist then."""
+    definitions = [(each.directed, each.options) for each in lacking]
+    with suppress(NotAuthorizedError, NotCreatedError):
+        await catalog.create_indexes(attempts.storage, name, definitions)
         return True
-    for index in lacking:  # One that fails does not keep the others from it.
-        with attempts.trying(_index_name(attempts.connection, index)):
-            await collection.create_index(index.directed, **index.options)
+    for index, each in zip(lacking, definitions, strict=True):
+        # One that fails does not keep the others from it.
+        with attempts.trying(_index_name(attempts.storage, index)):
+            await catalog.create_indexes(attempts.storage, name, [each])
     return False
 
 
-async def _create_collection(connection: Connection, name: str) -> None:
-    options: dict[str, Any] = {}
-    if connection.driver is not Driver.MOCK:
-        options = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
-    with suppress(CollectionInvalid):
-        try:
-            await connection.database.create_collection(
-                connection.prefix + name, **options
-            )
-        except OperationFailure as error:
-            if error.code != _NAMESPACE_EXISTS:
-                raise
+def _index_name(storage: Storage, index: Index) -> str:
+    return f"index {index.name!r} of {storage.prefix + index.collection!r}"
 
 
-def _unconfirmed(connection: Connection, name: str) -> Any:
-    collection = getattr(connection, name)
-    if connection.driver is Driver.MOCK:
-        return collection
-    return collection.with_options(write_concern=_PRIMARY_ONLY)
-
-
-def _index_name(connection: Connection, index: Index) -> str:
-    return f"index {index.name!r} of {getattr(connection, index.collection).name!r}"
-
-
-async def recorded_version(connection: Connection, txn: Txn = None) -> int | None:
+async def recorded_version(storage: Storage) -> int | None:
     """Read the version of a database's data; None if none is recorded."""
-    recorded = await connection.metadata.find_one(_VERSION_ID, session=txn)
+    recorded = await storage.find_one(Query("metadata", _VERSION_ID))
     return recorded["version"] if recorded else None
 
 
@@ -243,7 +188,8 @@ def refuse_newer(version: int | None) -> None:
         raise SchemaVersionError(message)
 
 
-async def record_version(connection: Connection) -> None:
+async def _record_version(storage: Storage) -> None:
     """Record this release's version, unless one is recorded already."""
-    update = {"$setOnInsert": {"version": SCHEMA_VERSION}}
-    await connection.metadata.update_one(_VERSION_ID, update, upsert=True)
+    change = {"$setOnInsert": {"version": SCHEMA_VERSION}}
+    with suppress(DuplicateError):
+        await storage.commit(Update("metadata", _VERSION_ID, change, upsert=True))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pymongo.common import SERVER_SELECTION_TIMEOUT
 from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.outages import certificate_refusal, topology_of
+from mongo_session_service.storage.retries import Effect, repeat
 from mongo_session_service.storage.translation import TRANSIENT_CODES, UNAUTHORIZED
+
+if TYPE_CHECKING:  # the command line answers without ADK
+    from mongo_session_service.storage.database import Database
 
 _POLL: Final = 0.1  # seconds
 _LOCAL_PATIENCE: Final = 1.5  # seconds
@@ -46,6 +51,27 @@ async def ask_hello(client: Any) -> dict[str, Any]:
         return hello
     finally:
         asking.cancel()
+
+
+async def shake_hands(database: Database) -> None:
+    """Refuse a server that cannot be used, and set the clock by it."""
+
+    async def ask() -> None:
+        hello = await ask_hello(database.client)
+        database.clock.set_by(hello)
+        await check_product(database.metadata, hello)
+        check_server(hello, transactions=database.has_transactions)
+
+    if database.driver is not Driver.MOCK:
+        await repeat(database.client, ask, Effect.READ, patient=False)
+
+
+async def examined_hello(database: Database) -> dict[str, Any]:
+    """Return the server's reply to ``hello``; refuse mongomock, which has no server."""
+    if database.driver is Driver.MOCK:
+        message = "There is no MongoDB behind mongomock to examine."
+        raise ConfigurationError(message)
+    return await ask_hello(database.client)
 
 
 def check_server(hello: dict[str, Any], *, transactions: bool) -> None:

@@ -17,7 +17,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE
 
-LOOK = {"hello": 1, "find": 1, "listCollections": 1, "listIndexes": 3}
+LOOK = {"hello": 1, "aggregate": 1, "listCollections": 1, "listIndexes": 3}
 """After the greeting, none of them waits for another's answer."""
 
 
