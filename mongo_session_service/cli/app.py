@@ -45,7 +45,7 @@ _INTERRUPTED: Final = 130
 _EXIT_CODES: Final = f"""\b
 Exit codes:
   0    success
-  1    failure; one line on stderr says why, or none if "| head" reads no more
+  1    failure, named in a line on stderr unless "| head" reads no more
   2    invalid arguments
   {_INCOMPLETE}    finished, but something was skipped, differs or failed a check
   {_INTERRUPTED}  interrupted
@@ -115,7 +115,6 @@ class _Application(click.Group):
 
 
 def _without_password(error: click.ClickException) -> click.ClickException:
-    """Hide the password of a URI that click quotes as a wrong argument."""
     text = errors.without_passwords(error.format_message())
     if text.startswith("Usage:"):
         return error  # a group's help, shown in the place of a missing command
@@ -125,7 +124,7 @@ def _without_password(error: click.ClickException) -> click.ClickException:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Say what went wrong, and what to do about it."""
+    """Describe what went wrong, and what to do about it."""
     text = printable(str(error))
     if isinstance(error, errors.SlowSubscriberError):
         again = "Start again"

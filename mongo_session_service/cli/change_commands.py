@@ -85,7 +85,6 @@ async def set_session(
 
 
 def _changed_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``update_session`` for title and expiry."""
     title, ttl, expires = given["title"], given["ttl"], given["expire_time"]
     if title is not None and given["no_title"]:
         raise click.UsageError("Give either --title or --no-title.")
@@ -184,7 +183,7 @@ async def trim(
     is not older. It keeps function calls together with their responses, and rewinds
     with what they have undone. What was removed cannot be restored.
 
-    At a terminal it says what will go, and asks, unless --yes is given. It removes a
+    At a terminal it shows what will go, and asks, unless --yes is given. It removes a
     little at a time. So it can run while the service is in use, be interrupted and
     repeated, for example from cron.
 
@@ -245,7 +244,7 @@ async def redact(
     Texts, arguments, responses, files and values that were set are gone then; ids,
     authors, times and the names of functions stay. Backups and exports are not
     reached, forks only with --forks. `show -v` has the ids of events. At a terminal it
-    says what will go, and asks, unless --yes is given.
+    shows what will go, and asks, unless --yes is given.
 
     \b
     Example:
@@ -289,9 +288,9 @@ async def redact(
     if found.state_keys and not terminal.given().json:
         names = ", ".join(map(printable, found.state_keys))
         is_done = how["state"] and not dry_run
-        said = "Replaced in state" if is_done else "State has values of them"
+        where = "Replaced in state" if is_done else "State has values of them"
         terminal.print_remark(
-            f"{said}: {names}." + ("" if how["state"] else " See --state.")
+            f"{where}: {names}." + ("" if how["state"] else " See --state.")
         )
 
 
@@ -418,7 +417,7 @@ async def erase(
     said. Of an app, all users go, its state and the consumers of its changes: stop
     those before, since a running one ends with LeaseLostError.
 
-    It says what will go, and asks; --yes answers for scripts. It removes a little at a
+    It shows what will go, and asks; --yes answers for scripts. It removes a little at a
     time. If it is interrupted, run it again: it erases the rest.
 
     \b

@@ -42,7 +42,7 @@ _VERY_LATE: Final = 600.0
 async def consumers(address: options.ServiceAddress) -> None:
     """Shows the status of every durable consumer.
 
-    Below the table it says what needs attention, and what to do. LAG is how far a
+    Below the table is what needs attention, and what to do. LAG is how far a
     consumer's checkpoint is behind MongoDB, and SAVED is the checkpoint's age. A
     running consumer saves one every 15 seconds, so its lag stays below that if it has
     handled everything. A lag that grows means that changes come faster than the handler
@@ -71,7 +71,6 @@ async def consumers(address: options.ServiceAddress) -> None:
 
 
 def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
-    """Name the cells of a consumer's row."""
     lag = status.lag_seconds or 0.0
     late = terminal.BAD if lag > _VERY_LATE else terminal.WARNING if lag > _LATE else ""
     return {
@@ -89,7 +88,7 @@ def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
 
 
 def advice(status: ConsumerStatus) -> Iterator[str]:
-    """Say what to do about a consumer that is behind, or has dead letters."""
+    """Explain what to do about a consumer that is behind, or has dead letters."""
     name = printable(status.name)
     lag = duration_text(status.lag_seconds)
     is_late = (status.lag_seconds or 0.0) > _LATE
@@ -235,7 +234,7 @@ async def remove(
 ) -> None:
     """Removes a consumer that nobody runs: its checkpoint and its dead letters.
 
-    It says what goes, and asks; --yes answers for scripts. Run again, the name begins
+    It shows what goes, and asks; --yes answers for scripts. Run again, the name begins
     as a new one.
 
     \b
@@ -279,9 +278,9 @@ async def reset(
 ) -> None:
     """Sets where a consumer that nobody runs reads on.
 
-    It says what follows, and asks; --yes answers for scripts. What it has handled after
-    that place comes again; what it has not handled before never comes. Dead letters
-    stay.
+    It shows what follows, and asks; --yes answers for scripts. What it has handled
+    after that place comes again; what it has not handled before never comes. Dead
+    letters stay.
 
     \b
     Example:

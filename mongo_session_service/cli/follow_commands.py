@@ -248,7 +248,7 @@ async def stop_turn(
 ) -> None:
     """Stops the turn of a session, in whichever process it runs.
 
-    That process notices within a second, and keeps what was said so far. If no turn is
+    That process notices within a second, and keeps the answer so far. If no turn is
     running, there is nothing to do.
 
     \b
@@ -259,8 +259,8 @@ async def stop_turn(
         # First: a command on a wrong database creates no collections.
         await admin.stored_contents.load_summary(service, key)
         was_running = await service.stop_turn(**key.id, reason=reason)
-    said = "was told to stop" if was_running else "is not running"
+    state = "is stopping" if was_running else "is not running"
     terminal.show_result(
         {**key.id, "was_running": was_running},
-        f"The turn of session {printable(key.session_id)} {said}.",
+        f"The turn of session {printable(key.session_id)} {state}.",
     )

@@ -42,7 +42,7 @@ _KIND_STYLES: Final = {
     "deleted": terminal.BAD,
 }
 _NAME: Final = 13
-"""Columns of an author, so that what is said begins in one of its own."""
+"""Columns of an author, so that texts begin in one of their own."""
 _UNITS: Final = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 _LONG: Final = 500
@@ -161,7 +161,7 @@ async def _show_sessions(
 ) -> None:
     from mongo_session_service.model.results import summary_fields
 
-    # One more than is shown tells whether there are more.
+    # One more than is shown: then there are more.
     found = admin.stored_contents.iter_summaries(
         service, limit=limit + 1 if limit else None, **wanted
     )
@@ -298,7 +298,6 @@ def _show_event(stored: LoggedEvent) -> None:
 
 
 def _show_state(summary: SessionSummary) -> None:
-    """Print the state, each scope by itself."""
     from mongo_session_service.codec.public_view import public_view
 
     owners = {
@@ -320,7 +319,6 @@ def _show_state(summary: SessionSummary) -> None:
 
 
 def _details(summary: SessionSummary) -> Iterator[Text]:
-    """Describe the session's title, times, length, labels and expiry."""
     from rich.text import Text
 
     ago = duration_text(max(0.0, time.time() - summary.last_update_time))
@@ -364,7 +362,7 @@ def _event_heading(stored: LoggedEvent, author: str) -> Text:
 
 
 def change_text(change: Change, scope_length: int) -> Text:
-    """Describe a change: when, who, what was said and set, and its name.
+    """Describe a change: its time, author, text and state delta, and its name.
 
     Its event and state are shown as the public view has them. The first
     ``scope_length`` parts of its key are known from what is watched.
@@ -375,18 +373,18 @@ def change_text(change: Change, scope_length: int) -> Text:
     key = (change.app_name, change.user_id, change.session_id)
     parts = [each for each in key if each is not None]
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
-    name, style, said = change.kind, _KIND_STYLES.get(change.kind, ""), ""
+    name, style, text = change.kind, _KIND_STYLES.get(change.kind, ""), ""
     if change.kind == "updated":
         expires = shown.get("expire_time")
-        said = details_text(
+        text = details_text(
             shown.get("title"),
             shown.get("labels") or {},
             None if expires is None else moment(expires),
         )
     if event := shown.get("event"):
-        name, style, said = event["author"], "bold", "  ".join(event_texts(event))
+        name, style, text = event["author"], "bold", "  ".join(event_texts(event))
     author = styled(name, style)
-    if said:
+    if text:
         author.pad_right(max(_NAME - author.cell_len, 0))
     delta = ", ".join(state_texts(shown.get("state", shown["state_delta"]), "="))
     number = "" if change.revision is None else f"r{change.revision}"
@@ -396,7 +394,7 @@ def change_text(change: Change, scope_length: int) -> Text:
         for part in (
             styled(moment(change.time), terminal.FAINT),
             author,
-            styled(said),
+            styled(text),
             styled(delta, terminal.NOTE),
             styled(" ".join(about), terminal.FAINT),
         )
@@ -426,7 +424,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def details_text(title: str | None, labels: dict[str, str], expires: str | None) -> str:
-    """Describe a session's title, labels and expiry, and say which it lacks."""
+    """Describe a session's title, labels and expiry, also those that it lacks."""
     shown = [
         "no title" if title is None else f"title {printable(title)!r}",
         f"labels {printable(labels_text(labels))}" if labels else "no labels",
@@ -436,12 +434,11 @@ def details_text(title: str | None, labels: dict[str, str], expires: str | None)
 
 
 def labels_text(labels: dict[str, str]) -> str:
-    """Write labels as the options do."""
     return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def event_texts(event: dict[str, Any]) -> Iterator[str]:
-    """Describe what an event says and does: texts whole, all else within bounds."""
+    """Describe an event's content and actions: texts whole, all else within bounds."""
     for part in event.get("content", {}).get("parts") or ():
         if text := _part_text(part):
             yield text if "text" in part else _bounded(text)

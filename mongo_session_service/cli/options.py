@@ -59,8 +59,6 @@ _SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class ValueType(click.ParamType):  # type: ignore[type-arg]  # generic in some releases
-    """A type whose values a function parses."""
-
     name = "value"
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
@@ -129,7 +127,7 @@ def _parse_function(text: str) -> Any:
             raise ValueError(f"{module_name!r} has no {name!r}.{hint}")
         found = getattr(found, name)
     if not callable(found):
-        raise ValueError(f"{text!r} is not a function.")  # noqa: TRY004  click says it
+        raise ValueError(f"{text!r} is not a function.")  # noqa: TRY004  click shows it
     return found
 
 
@@ -173,7 +171,6 @@ def _parse_condition(text: str) -> tuple[str, Any]:
 
 
 def _parse_start(text: str) -> float | str:
-    """Parse from where a consumer is to read: a word, or a time."""
     return text if text in {"now", "beginning"} else _parse_past_time(text)
 
 
@@ -226,7 +223,6 @@ class StderrHandler(logging.Handler):
 
 
 def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001
-    """Keep --verbose, and show what the library logs while the command runs."""
     if not is_wanted:
         return
     context.ensure_object(Given).verbose = True
@@ -248,7 +244,7 @@ uri_argument: Final = click.argument(
     "address", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
 )
 dry_run: Final = click.option(
-    "--dry-run", is_flag=True, help="Only say what would be done."
+    "--dry-run", is_flag=True, help="Only show what would be done."
 )
 removal_options: Final = several(
     click.option("--yes", "is_agreed", is_flag=True, help="Do it without asking."),
@@ -275,7 +271,7 @@ verbosity_options: Final = several(
         help="Show the traceback of a failure.",
     ),
 )
-"""Options that say how much a command tells."""
+"""Options for how much a command prints."""
 
 address_options: Final = several(
     click.option(
@@ -291,7 +287,7 @@ address_options: Final = several(
     _kept_option("--prefix", help="Prefix of the collections' names."),
     verbosity_options,
 )
-"""Options for the :class:`ServiceAddress`, and for how much is told."""
+"""Options for the :class:`ServiceAddress`, and for how much is printed."""
 
 
 @dataclass(slots=True)
@@ -306,7 +302,6 @@ class ServiceAddress:
 
     @classmethod
     def named(cls) -> Self:
-        """Take the options, or else the environment."""
         shared = given()
         uri = shared.uri or os.environ.get("MONGODB_URI")
         if not uri:
@@ -389,14 +384,12 @@ def with_address(
 
 
 def until_done(body: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's coroutine to its end."""
     import asyncio
 
     return asyncio.run(body)
 
 
 def with_password(url: str, password: str | None) -> str:
-    """Put a password for the user into a URL."""
     if password is None:
         return url
     parts = re.fullmatch(r"([\w+.-]+://)([^/@:]+)(?::[^/@]*)?@(.*)", url, re.DOTALL)
@@ -408,12 +401,12 @@ def with_password(url: str, password: str | None) -> str:
 
 
 def must_ask(*, is_agreed: bool) -> bool:
-    """Tell whether somebody is there to be asked, and has not agreed already."""
+    """Return True if somebody is there to be asked, and has not agreed already."""
     return sys.stdin.isatty() and not is_agreed
 
 
 def require_agreement(plan: str, *, is_agreed: bool) -> None:
-    """Say what will be done, and ask, unless that was agreed to already."""
+    """Print what will be done, and ask, unless that was agreed to already."""
     if is_agreed:
         return
     terminal.warn(plan)
@@ -440,11 +433,10 @@ selection_options: Final = several(
         help="Only sessions updated since this ISO 8601 time.",
     ),
 )
-"""Options that say what is moved, compared or exported; see :func:`selection`."""
+"""Options that choose what is moved, compared or exported; see :func:`selection`."""
 
 
 def selection(options: dict[str, Any]) -> Selection:
-    """Take what is selected out of the options."""
     from mongo_session_service.transfer import Selection
 
     apps, users = frozenset(options.pop("apps")), frozenset(options.pop("users"))

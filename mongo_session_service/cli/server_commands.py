@@ -66,7 +66,7 @@ async def setup(address: options.ServiceAddress) -> bool:
     for names, what in ((created, "collections"), (indexes, "indexes")):
         if names:
             terminal.print_remark(f"Created {what}: {', '.join(names)}.")
-    if not after.missing_indexes:  # of which a warning has told
+    if not after.missing_indexes:  # of which there was a warning
         done = "Set up" if created or indexes else "Nothing had to be created in"
         terminal.print_remark(
             f"{done} {address.location}: schema version {after.schema_version}."
@@ -107,7 +107,6 @@ async def doctor(address: options.ServiceAddress) -> bool:
 
 
 def _finding_row(finding: Finding) -> Table:
-    """Show a finding and, below it, a line for each feature that lacks privileges."""
     from rich.table import Table
     from rich.text import Text
 

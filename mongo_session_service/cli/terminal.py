@@ -55,7 +55,6 @@ def printable(text: str) -> str:
 
 
 def styled(value: object, style: str = "") -> Text:
-    """Make a value safe to print, in a style of rich."""
     from rich.text import Text
 
     return Text(printable(str(value)), style, overflow="fold")
@@ -104,7 +103,6 @@ def show_indented(text: str, style: str = "") -> None:
 
 
 def show_json(fields: dict[str, Any]) -> None:
-    """Print an object as a line of JSON."""
     click.echo(json_line(json.dumps(fields, ensure_ascii=False)))
 
 
@@ -165,7 +163,7 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show a progress bar; call the result with the number of events done.
 
-    Without a total, the share of a file that was read tells the time left. Nothing is
+    Without a total, the share of a file that was read gives the time left. Nothing is
     shown where stderr is not a terminal, nor with ``-q`` or ``--json``.
     """
     is_silent = given().quiet or given().json

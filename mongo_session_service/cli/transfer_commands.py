@@ -63,8 +63,6 @@ _MARGIN: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of source, as the commands name it."""
-
     name: str
     what: str
     example: str
@@ -123,7 +121,7 @@ KINDS: Final = (
 
 @contextmanager
 def _interruptible(advice: str) -> Iterator[None]:
-    """Say what to do after Ctrl-C."""
+    """Print what to do after Ctrl-C."""
     try:
         yield
     except (KeyboardInterrupt, click.Abort):
@@ -268,14 +266,12 @@ def _is_any_found(done: Moved | Verified, chosen: Selection) -> bool:
 async def _progress(
     verb: str, source: Source, chosen: Selection, *, is_shown: bool = True
 ) -> AsyncIterator[Callable[[int], None]]:
-    """Show how many of a source's events were read, and of how many if it can tell."""
     total = await source.count_events(chosen)
     with progress(verb, total, source.share_read, is_shown=is_shown) as advance:
         yield advance
 
 
 def _figures(done: Moved | Verified | Exported) -> dict[str, Any]:
-    """Return the counts for JSON, without the time at which an import started."""
     figures = {"sessions": done.sessions, **asdict(done)}
     figures.pop("started", None)
     return figures
@@ -313,7 +309,7 @@ async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
         ):
             async with aclosing(target.keys(replace(chosen, since=None))) as keys:
                 has_any = await anext(keys, None) is not None
-            if not has_any:  # one cause, told once
+            if not has_any:  # one cause, named once
                 warn(f"The target holds no session of this selection. {_CHECK}")
             verified = await verify(
                 source,
@@ -393,7 +389,6 @@ def _add(
     options: Callable[[Any], Any],
     advice: str,
 ) -> None:
-    """Add the command for one kind of source to ``import`` or ``verify``."""
     sentence = f"{doing} {kind.what}."
     lines = textwrap.wrap(
         f"mongo-session-service {group.name} {kind.example} mongodb://localhost/adk",
@@ -424,7 +419,6 @@ def _add(
 def _source_of(
     kind: Kind, options: dict[str, Any], chosen: Selection
 ) -> AbstractAsyncContextManager[Source]:
-    """Return the source that the rest of a command's options describe."""
     from mongo_session_service import transfer
     from mongo_session_service.transfer.sources import source_of_factory
 

@@ -76,7 +76,7 @@ async def test_turns_are_listed_and_stopped(
     stop = ("turns", "stop", *bob, "--reason", "too expensive", *at)
     stopped = await asyncio.to_thread(run, *stop)
     assert (stopped.returncode, stopped.stdout) == (0, "")
-    assert stopped.stderr == "The turn of session \\x1b[2J was told to stop.\n"
+    assert stopped.stderr == "The turn of session \\x1b[2J is stopping.\n"
     await running.wait_end()
 
     again = call(*stop, "--json")
