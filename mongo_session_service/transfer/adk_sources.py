@@ -61,7 +61,6 @@ def key_of(row: Row, name: str = "id") -> SessionKey:
 
 
 def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
-    """Return what a function builds, or the problem that it finds."""
     try:
         return build()
     except (MalformedError, InvalidInputError) as error:
@@ -69,7 +68,6 @@ def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
 
 
 def shared_state_of(row: Row) -> SharedState | Problem:
-    """The state in a row of app_states or user_states."""
     empty = SharedState(row["app_name"], row.get("user_id"), {})
 
     def shared_state() -> SharedState:
@@ -79,7 +77,6 @@ def shared_state_of(row: Row) -> SharedState | Problem:
 
 
 def header_of(row: Row) -> SessionHeader | Problem:
-    """The session in a row of sessions."""
     key = key_of(row)
 
     def header() -> SessionHeader:
@@ -95,8 +92,6 @@ def header_of(row: Row) -> SessionHeader | Problem:
 
 
 def event_of(row: Row) -> Event | Problem:
-    """The event in a row of events."""
-
     def event() -> Event:
         fields = json_object(row["event_data"])
         fields |= {"id": row["id"], "invocation_id": row["invocation_id"]}
@@ -113,7 +108,6 @@ def whole_event_of(where: str, value: Any) -> Event | Problem:
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """A JSON object, parsed or as text."""
     parsed = _json(value)
     if not isinstance(parsed, dict):
         raise MalformedError(f"a JSON object was expected, not {_kind(parsed)}")
@@ -221,7 +215,6 @@ def _drivers(url: str) -> Iterator[None]:
 
 
 async def connect_engine(engine: Any) -> Any:
-    """Connect to the database."""
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415  as above
 
     try:
@@ -315,7 +308,6 @@ class SqlSource(BaseSource):
 
     @property
     def name(self) -> str:
-        """The database, without its password and options."""
         shown = self._url.set(query={}).render_as_string(hide_password=True)
         return f"ADK's SQL sessions in {shown}"
 
@@ -349,7 +341,6 @@ class SqlSource(BaseSource):
         }
 
     async def _check_layout(self, connection: Any) -> None:
-        """Refuse tables that are not of a schema that can be read."""
         if missing := {"sessions", "events"} - self._columns.keys():
             tables = " and ".join(sorted(missing))
             raise SourceError(
@@ -397,7 +388,6 @@ class SqlSource(BaseSource):
                 return int((await connection.execute(counting)).scalar_one())
 
     def _chosen(self, table: Any, selection: Selection) -> Any:
-        """Build the query for the rows of a table that are selected."""
         query = self._sql.select(table)
         if selection.apps:
             query = query.where(table.c.app_name.in_(selection.apps))
@@ -406,7 +396,6 @@ class SqlSource(BaseSource):
         return query
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Shared state first, then sessions by key, each with its events."""
         with reporting_sql_errors():
             async with self._engine_to_read() as engine:
                 for part in (self._shared_states, self._pages):
@@ -428,7 +417,6 @@ class SqlSource(BaseSource):
 
     @asynccontextmanager
     async def _engine_to_read(self) -> AsyncIterator[Any]:
-        """The engine, or one of a copy of the SQLite file."""
         if not self._is_file:
             yield self._engine
             return
@@ -557,7 +545,6 @@ class SqliteSource(SqlSource):
 
     @property
     def name(self) -> str:
-        """The file."""
         return f"ADK's SQLite sessions in {self._path}"
 
     @property
@@ -619,7 +606,6 @@ class AdkMongoDbSource(BaseSource):
 
     @property
     def name(self) -> str:
-        """The database, without its server."""
         return f"{_LAYOUT} in database {self._storage.database.name!r}"
 
     @override
@@ -646,7 +632,6 @@ class AdkMongoDbSource(BaseSource):
         return found[0]["events"] if found else 0
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Shared state first, then sessions by id, each with its events."""
         async for each, app_name, user_id in shared_states(self._storage, selection):
             state = each.get("state") or {}
             user = {} if user_id is None else {"user_id": user_id}
@@ -669,7 +654,6 @@ class AdkMongoDbSource(BaseSource):
         return header_of(document)
 
     async def _events(self, key: SessionKey) -> AsyncGenerator[Event | Problem]:
-        """The events of a session, in the order in which its service shows them."""
         order = dict.fromkeys(("timestamp", "revision"), 1)
         query = Query("events", key.id, order=order, limit=_ROWS_TOGETHER)
         page: list[Document] = []

@@ -76,7 +76,6 @@ class EncodedSession:
 
     @property
     def revision(self) -> int:
-        """That of its last event."""
         return self.offset + len(self.appends)
 
     @property
@@ -127,7 +126,6 @@ class EncodedSession:
         )
 
     def next_part(self) -> EncodedSession:
-        """Start the next part, still empty."""
         self.is_last = False
         size = self.size - sum(append.size for append in self.appends)
         return replace(self, size=size, appends=[], offset=self.revision, is_last=True)
@@ -135,8 +133,6 @@ class EncodedSession:
 
 @dataclass(frozen=True, slots=True)
 class EncodedState:
-    """The encoded state of an app or user."""
-
     shared: SharedState
     state: Document
     size: int

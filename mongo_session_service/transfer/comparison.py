@@ -136,7 +136,6 @@ class StatePlan(NamedTuple):
 
     @property
     def is_lacking(self) -> bool:
-        """Whether there is something to write."""
         is_there = self.comparison in {ComparisonResult.SAME, ComparisonResult.AHEAD}
         return not is_there or self.lacks_note
 

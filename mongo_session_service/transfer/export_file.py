@@ -146,7 +146,6 @@ class _SessionLine(_UserStateLine):
     initial_state: dict[Any, Any] | None = None
 
     def header(self) -> SessionHeader:
-        """Return the session that the line describes."""
         if self.log_begins and self.initial_state is None:
             raise MalformedError("its session has log_begins, but no initial state")
         return SessionHeader(
@@ -276,8 +275,6 @@ def _first_fault(kind: str, error: ValidationError) -> str:
 
 
 class _End(NamedTuple):
-    """The last line."""
-
     counts: object
 
 
@@ -293,7 +290,6 @@ class JsonLinesSource(BaseSource):
 
     @property
     def name(self) -> str:
-        """The file."""
         is_path = self._path != STREAM
         return without_passwords(self._path) if is_path else "standard input"
 
@@ -318,7 +314,6 @@ class JsonLinesSource(BaseSource):
 
     @override
     def share_read(self) -> float | None:
-        """The fraction of a regular file that has been read."""
         if self._plain is None:
             return None
         status = os.fstat(self._plain.fileno())
@@ -327,7 +322,6 @@ class JsonLinesSource(BaseSource):
         return self._plain.tell() / max(status.st_size, 1)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """The file's items, in order."""
         async with aclosing(iterate_in_threads(self._items())) as items:
             is_wanted = False
             async for item in items:

@@ -291,12 +291,10 @@ class StoreSource(BaseSource):
     """
 
     def __init__(self, service: MongoSessionService) -> None:
-        """Reads nothing yet."""
         self._service = service
 
     @property
     def name(self) -> str:
-        """The database."""
         return f"sessions in database {self.storage.database.name!r}"
 
     @override
@@ -482,7 +480,6 @@ async def add_initial_states(
 
 
 def key_of_event(event: Document) -> SessionKey:
-    """The key of a stored event's session."""
     return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
 
 
@@ -535,7 +532,6 @@ class ServiceSource(BaseSource):
 
     @property
     def name(self) -> str:
-        """The service's class."""
         return f"sessions of {type(self._service).__name__}"
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
@@ -588,7 +584,6 @@ class ServiceSource(BaseSource):
         )
 
     async def load(self, key: SessionKey) -> Session | None:
-        """A session as a whole."""
         return await self._service.get_session(**key.id)
 
     async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
@@ -602,7 +597,6 @@ class ServiceSource(BaseSource):
         return {}
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
-        """The keys of all selected sessions."""
         for app_name in filter(selection.takes_app, self._apps):
             for key in await self._keys_of_app(app_name, selection):
                 yield key

@@ -97,9 +97,14 @@ async def test_sessions_with_much_state_are_read_in_short_pages(
 
 @pytest.mark.parametrize("make", [sql_sqlite, sql_postgresql, sqlite, adk_mongodb])
 async def test_events_of_the_same_time_keep_their_order(
-    make: Any, place: Place, service: MongoSessionService
+    make: Any,
+    place: Place,
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where times are equal, the order is the one that the source's service shows."""
+    module = "mongo_session_service.transfer.adk_sources"
+    monkeypatch.setattr(f"{module}._ROWS_TOGETHER", 3)
     store = await make(place)
     key = ("weather", "ada", "same")
     ids = {"app_name": key[0], "user_id": key[1]}
