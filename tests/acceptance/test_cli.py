@@ -121,7 +121,7 @@ async def test_watch_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("options", ["", "--json"])
-async def test_watch_ends_when_nobody_reads(
+async def test_watch_ends_with_its_pipe(
     mongodb_uri: str, service: MongoSessionService, database: str, options: str
 ) -> None:
     """After "| head" the next change ends it, and it has nothing to complain of."""
@@ -192,7 +192,7 @@ async def test_live_serves_the_page_to_this_machine_only(
     assert foreign.status_code == 400
 
 
-async def test_consumers_shows_who_is_behind(
+async def test_consumers_shows_those_behind(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
     """Names, lag, lease and dead letters are one row each, or one JSON line."""
@@ -303,7 +303,7 @@ async def test_dead_letters_are_handled_again(
         (["nonsense"], 2, "No such command"),
     ],
 )
-def test_what_goes_wrong_is_said_in_one_line(
+def test_errors_are_one_line(
     mongodb_uri: str, database: str, arguments: list[str], status: int, says: str
 ) -> None:
     """Errors name the remedy, never a password, and have an exit code of their own."""

@@ -77,7 +77,7 @@ async def test_a_fork_reads_no_content(
     assert copy.state == session.state
 
 
-async def test_set_changes_what_is_given_and_nothing_else(
+async def test_set_changes_only_the_given_fields(
     service: MongoSessionService, at: tuple[str, ...]
 ) -> None:
     """Title, labels and expiry are set and removed; labels that are not named stay."""
@@ -102,7 +102,7 @@ async def test_set_changes_what_is_given_and_nothing_else(
     assert text.stderr == "Session s: title '\\\\x1b[31mx'; no labels; no expiry.\n"
 
 
-async def test_erasing_a_user_says_what_goes(
+async def test_erasing_a_user_counts_what_goes(
     service: MongoSessionService,
     at: tuple[str, ...],
     admin: MongoClient,
@@ -124,7 +124,7 @@ async def test_erasing_a_user_says_what_goes(
     assert left_in(admin, database) == {"sessions": 1, "events": 0}
 
 
-async def test_erasing_a_trimmed_session_counts_what_is_stored(
+async def test_erasing_a_trimmed_session_counts_stored_events(
     service: MongoSessionService, at: tuple[str, ...]
 ) -> None:
     """Events that were trimmed before are not erased again."""
@@ -275,7 +275,7 @@ async def test_an_interrupted_erasure_is_resumed(
     assert left_in(admin, database) == {"sessions": 0, "events": 0}
 
 
-async def test_what_was_left_of_a_session_is_erased(
+async def test_the_rest_of_an_interrupted_erasure_is_erased(
     service: MongoSessionService,
     at: tuple[str, ...],
     admin: MongoClient,
@@ -300,7 +300,7 @@ async def test_what_was_left_of_a_session_is_erased(
     assert left_in(admin, database) == {"sessions": 0, "events": 0}
 
 
-def test_setup_says_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> None:
+def test_setup_names_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> None:
     """What was created is named once; an index that cannot be is, with exit code 3."""
     first, again = call("setup", *at), call("setup", "--json", *at)
     sessions = admin[at[-1]].sessions

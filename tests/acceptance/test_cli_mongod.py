@@ -16,7 +16,7 @@ from mongo_session_service.embedded.mongod import free_ports, standard_port
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-async def test_mongod_keeps_what_it_is_told_to(
+async def test_mongod_keeps_its_data_directory(
     tmp_path: Path, ending: signal.Signals
 ) -> None:
     """It prints a URI that works, ends in good order, and brings the data back."""
@@ -38,7 +38,7 @@ async def test_mongod_keeps_what_it_is_told_to(
             assert await command.ended() == 0
 
 
-async def test_mongod_listens_where_it_is_told_to() -> None:
+async def test_mongod_listens_on_the_given_port() -> None:
     """A port that is demanded is the URI's, or is said to be taken, in one line."""
     (port,) = free_ports(1)
     async with running("", "adk", "mongod", "--port", str(port)) as command:
@@ -78,7 +78,7 @@ def test_mongod_has_ports_for_all_its_members() -> None:
     assert "port must be 1 to 65534, not 65535" in result.stderr
 
 
-def test_mongod_says_why_it_does_not_start(tmp_path: Path) -> None:
+def test_mongod_explains_a_failed_start(tmp_path: Path) -> None:
     """A directory of another number of members is refused in one line."""
     (tmp_path / "ports.json").write_text("[1]")
 

@@ -47,7 +47,7 @@ async def test_without_an_app_the_apps_are_counted(
     ]
 
 
-async def test_an_app_that_is_not_stored_is_told(
+async def test_an_unknown_app_is_answered_with_the_known_ones(
     service: MongoSessionService, at: tuple[str, ...]
 ) -> None:
     """Who misspells an app reads which there are; with --json on stderr too."""
@@ -255,7 +255,7 @@ def test_only_the_latest_events_are_shown_if_so_wanted(
     assert events[0]["event"]["actions"]["stateDelta"] == {"user:city": "Turin"}
 
 
-async def test_what_is_sealed_is_shown_as_sealed(
+async def test_sealed_content_is_shown_as_sealed(
     mongodb_uri: str, database: str, at: tuple[str, ...]
 ) -> None:
     """A command has no key: it says so of an event, and shows a value as stored."""

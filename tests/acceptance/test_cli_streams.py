@@ -48,7 +48,7 @@ def test_a_reader_that_has_gone_is_no_error(command: str) -> None:
         ("export --since -1e18", "'-1e18' is not a time such as 2026-11-21T04:00:00Z."),
     ],
 )
-def test_arguments_that_make_no_sense_are_one_line(arguments: str, says: str) -> None:
+def test_senseless_arguments_are_refused_in_one_line(arguments: str, says: str) -> None:
     """What was wrong with them is said last, without a traceback."""
     done = shell(arguments)
 

@@ -26,7 +26,7 @@ async def fill(service: MongoSessionService) -> None:
 
 
 @pytest.mark.limits(sweep_interval=math.inf)
-async def test_prune_removes_and_tells(
+async def test_prune_removes_and_counts(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
     """It counts, removes what it counted, and then finds nothing more."""

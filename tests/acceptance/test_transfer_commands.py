@@ -72,7 +72,7 @@ def test_every_command_explains_itself_with_an_example(command: list[str]) -> No
     assert f"  mongo-session-service {' '.join(command)} " in done.stdout
 
 
-async def test_verify_tells_differences_with_an_exit_code(
+async def test_differences_have_an_exit_code(
     place: Place, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """What is missing is named, and the exit code is 3."""
@@ -88,7 +88,7 @@ async def test_verify_tells_differences_with_an_exit_code(
     assert ": 1 difference." in done.stdout
 
 
-async def test_verify_tells_once_that_the_target_is_empty(
+async def test_verify_names_an_empty_target_once(
     place: Place, mongodb_uri: str, database: str
 ) -> None:
     """A misspelt database is told in one line, and the differences are counted."""
@@ -102,7 +102,7 @@ async def test_verify_tells_once_that_the_target_is_empty(
     assert done.stdout.endswith(" differences.\n")
 
 
-async def test_a_dry_run_only_tells(
+async def test_a_dry_run_changes_nothing(
     place: Place, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """What would move is counted, and the database stays empty."""
@@ -137,9 +137,7 @@ async def test_an_export_goes_through_a_pipe_and_back(
     assert (verified.returncode, imported.stderr) == (0, "")
 
 
-def test_an_export_that_nobody_reads_ends_quietly(
-    mongodb_uri: str, database: str
-) -> None:
+def test_an_export_ends_quietly_with_its_pipe(mongodb_uri: str, database: str) -> None:
     """As after "| head": with code 1, and nothing to complain of."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -156,7 +154,7 @@ def test_an_export_that_nobody_reads_ends_quietly(
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_misspelt_database_is_told_and_not_created(
+def test_a_misspelt_database_is_named_and_not_created(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """An export of nothing is not taken for a backup, and leaves nothing behind."""
@@ -214,7 +212,7 @@ def test_errors_are_one_line_with_a_remedy(
     assert "Traceback" in in_full.stderr
 
 
-async def test_an_empty_source_is_told(
+async def test_an_empty_source_is_named(
     place: Place, mongodb_uri: str, database: str
 ) -> None:
     """Nothing to move or compare, be it the wrong app, is not taken for a success."""
@@ -226,7 +224,7 @@ async def test_an_empty_source_is_told(
         assert "has no matching session" in done.stderr
 
 
-def test_what_is_missing_is_told() -> None:
+def test_a_missing_target_is_named() -> None:
     """Without a place to move to, the usage is shown."""
     done = run("import", "sqlite", "x.db", MONGODB_URI="")
 

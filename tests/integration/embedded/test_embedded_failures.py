@@ -220,7 +220,7 @@ def test_an_installed_program_is_made_runnable(
         ("darwin", "x86_64", "install it with its mongod on the PATH, or set $MONGOD"),
     ],
 )
-def test_without_any_program_the_error_says_how_to_get_one(
+def test_without_any_program_the_error_names_where_to_get_one(
     temporary: Path,
     monkeypatch: pytest.MonkeyPatch,
     system: str,

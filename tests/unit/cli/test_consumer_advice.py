@@ -60,7 +60,9 @@ def test_a_consumer_that_is_well_needs_no_advice() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_explained(status: ConsumerStatus, says: str) -> None:
+def test_a_consumer_that_is_unwell_is_explained(
+    status: ConsumerStatus, says: str
+) -> None:
     """One line says what it is, and what to do about it."""
     (line,) = advice(status)
 

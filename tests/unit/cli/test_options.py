@@ -58,14 +58,14 @@ def test_an_option_is_explained_in_the_same_words_everywhere() -> None:
 
 
 @pytest.mark.parametrize("path", LEAVES)
-def test_each_command_takes_what_all_take(path: str) -> None:
+def test_each_command_has_the_options_of_all(path: str) -> None:
     """Every command has -v, -q and --debug."""
     known = spellings(COMMANDS[path]).keys()
 
     assert {"-v", "--verbose", "-q", "--quiet", "--debug"} - known == set()
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     """With -V and --version alike."""
     told = [call(each).stdout for each in ("-V", "--version")]
 
@@ -125,7 +125,7 @@ def test_verbosity(arguments: list[str], output: str, errors: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["import", "verify"])
-def test_a_source_without_its_kind_is_told_the_kinds(group: str) -> None:
+def test_a_source_without_its_kind_is_refused_with_the_kinds(group: str) -> None:
     """Who names a file alone reads which kinds there are, and an example."""
     done = call(group, "old.db", "mongodb://h/adk")
 

@@ -86,7 +86,7 @@ def change_of(event: Event) -> Change:
         ),
     ],
 )
-def test_an_event_without_content_says_what_it_does(
+def test_an_event_without_content_shows_its_actions(
     actions: dict[str, object], words: str
 ) -> None:
     """ADK notes rewinds and summaries in events of the user, which say nothing."""
