@@ -337,6 +337,8 @@ class ChangeStream(EventSourceResponse):
             for each in collecting:
                 each.cancel()
             await asyncio.gather(*collecting, return_exceptions=True)
+            for source in self._sources:
+                await source.aclose()  # it may hold a page that was not sent
 
 
 def trouble(seconds: int, reason: str) -> bytes:

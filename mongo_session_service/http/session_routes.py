@@ -638,10 +638,9 @@ class SessionResources:
         content = session_frames(subscription, share, first, partial_place)
         if start.history != "newest_first" or before is None:
             return [content]
-        return [
-            content,
-            earlier_events(subscription.earlier(before), self.share_of(key)),
-        ]
+        earlier = self.share_of(key)
+        opening.callback(earlier.give_back)
+        return [content, earlier_events(subscription.earlier(before), earlier)]
 
     async def open_outlines(
         self,

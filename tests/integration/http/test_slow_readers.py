@@ -19,7 +19,7 @@ from mongo_session_service import MongoSessionService
 
 OTHER = {**IDS, "user_id": "other"}
 
-pytestmark = pytest.mark.limits(http_user_pages=1, http_answer_seconds=0.5)
+pytestmark = pytest.mark.limits(http_user_pages=1, http_answer_seconds=2.0)
 
 
 @pytest.fixture
