@@ -159,7 +159,7 @@ _DRIVERS: Final = {
     "mariadb": "aiomysql",
 }
 _BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
-"""Blocking drivers, used with google-adk 1.x; an async one replaces them."""
+"""Blocking drivers, which an async one replaces."""
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
@@ -222,7 +222,7 @@ async def connect_engine(engine: Any) -> Any:
     except DBAPIError as error:
         message = (
             f"The SQL database cannot be opened: {_reason(error.orig)}. Check what its"
-            " URL says: user, password, database."
+            " URL names: user, password, database."
         )
     except OSError as error:
         message = (
@@ -249,8 +249,8 @@ def reporting_sql_errors() -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> str:
-    said = str(error).splitlines()
-    return said[0].rstrip(".") if said else type(error).__name__
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def open_file(path: Path) -> sqlite3.Connection:

@@ -266,7 +266,7 @@ def decode_item(kind: str, value: Any) -> Item:
 
 
 def _first_fault(kind: str, error: ValidationError) -> str:
-    """Say what is wrong with a line, without what it holds."""
+    """Describe what is wrong with a line, without what it holds."""
     fault = error.errors(include_url=False, include_input=False)[0]
     if cause := fault.get("ctx", {}).get("error"):
         return str(cause).rstrip(".")

@@ -86,7 +86,7 @@ WARN_AFTER: Final = 3.0
 
 @dataclass(slots=True)
 class Moved:
-    """The result of an import; counts are of sessions unless said otherwise."""
+    """The result of an import; counts are of sessions, if not otherwise noted."""
 
     started: float
     """Seconds since 1970."""
@@ -314,7 +314,7 @@ async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
 
 
 def _choice(policy: str, value: str) -> str:
-    """Say how to choose a policy, in Python and in a terminal."""
+    """Describe how to choose a policy, in Python and in a terminal."""
     option = f"--{policy.replace('_', '-')} {value}"
     return f"Policies({policy}={value!r}) in Python, {option} in a terminal"
 
