@@ -1,4 +1,4 @@
-"""Positions of consumers that nobody runs: to remove them, or to set them anew."""
+"""Positions: resets and removes consumers that are stopped."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import oplog
+from mongo_session_service.storage.statements import Query
 
 
 async def start_position(
@@ -27,9 +28,8 @@ async def start_position(
 ) -> Position:
     """Make the position before all, before what is new, or before a time's changes."""
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        now = await oplog.latest_time(connection)
-        window = await oplog.oplog_window_if_known(connection)
+        now = await oplog.latest_time(opened.connection)
+        window = await oplog.oplog_window_if_known(opened.connection)
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":
@@ -46,10 +46,10 @@ async def start_position(
 async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     """Count the events that a consumer gets which reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
+    counting = Query("events", wanted, then=({"$count": "events"},))
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        count: int = await connection.events.count_documents(wanted)
-    return count
+        (found,) = await opened.connection.read(counting)
+    return found[0]["events"] if found else 0
 
 
 async def reset_consumer(
@@ -73,11 +73,11 @@ async def _claimed(
     """Hold a consumer's name, so that nobody reads under it meanwhile."""
     who = f"Consumer {quoted(name)}"
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        stored = await connection.checkpoints.find_one({"_id": name})
+        stored = await opened.connection.find_one(Query("checkpoints", {"_id": name}))
         if stored is None:
             raise MongoSessionServiceError(f"{who} does not exist.")
-        checkpoint = Checkpoint(connection, ConsumerSettings(name, stored["app_name"]))
+        settings = ConsumerSettings(name, stored["app_name"])
+        checkpoint = Checkpoint(opened.connection, settings)
         if not await checkpoint.claim():
             raise MongoSessionServiceError(f"{who} runs: stop its program first.")
         try:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 
 from google.adk.events.event import Event
 
 from mongo_session_service.codec import documents
-from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
@@ -25,8 +26,8 @@ from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.search import AppCount
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.snapshots import Query, load_documents
+from mongo_session_service.storage import catalog
+from mongo_session_service.storage.statements import Query
 
 _SUMMARY_FIELDS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
@@ -39,57 +40,19 @@ async def count_apps(
 ) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        return await search.count_by_app(connection, user_id)
-
-
-async def iter_summaries(
-    service: MongoSessionService, *, limit: int | None, **wanted: Any
-) -> AsyncIterator[SessionSummary]:
-    """Find sessions as ``find_sessions`` does, without their state."""
-    looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
-    token, left = None, limit
-    async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        while left is None or left > 0:
-            size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
-            page = await search.load_page(
-                connection, looked_for, token, size, with_state=False
-            )
-            for each in page.sessions:
-                yield each
-            if (token := page.next_page_token) is None:
-                return
-            left = None if left is None else left - len(page.sessions)
+        return await search.count_by_app(opened.connection, user_id)
 
 
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
-    """Read a session without its state and events."""
-    async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        wanted = {"_id": key.id, **queries.visible_filter(connection.clock.now())}
-        found = await connection.sessions.find_one(
-            wanted, dict.fromkeys(_SUMMARY_FIELDS, 1)
-        )
-        hooks = connection.hooks
-    if found is None:
-        raise session_not_found_error(key.session_id)
-    return documents.summary(found, hooks)
-
-
-async def load_summary_with_state(
-    service: MongoSessionService, key: SessionKey
-) -> SessionSummary:
     """Read a session with its state, and without its events."""
     own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
+    shared = queries.shared_state_queries(key.app_name, key.user_id)
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        shared = queries.shared_state_queries(key.app_name, key.user_id)
-        found = await load_documents(connection, own, *shared)
-        now, hooks = connection.clock.now(), connection.hooks
-    stored = next((each for each in found if each["_id"] == key.id), {})
-    for decoded in documents.decode_sessions(found, now, hooks):
-        return documents.summary(stored, hooks, decoded.state)
+        storage = opened.connection
+        session, *states = await storage.read(own, *shared)
+        found, now = [*chain(session, *states)], storage.clock.now()
+        for decoded in documents.decode_sessions(found, now, storage.hooks):
+            return documents.summary(session[0], storage.hooks, decoded.state)
     raise session_not_found_error(key.session_id)
 
 
@@ -112,18 +75,18 @@ async def iter_stored_events(
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1)
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        async for page in read_log(connection, key, wanted, created=of.create_time):
+        storage = opened.connection
+        async for page in read_log(storage, key, wanted, created=of.create_time):
             for each in page:
-                yield _stored_event(each, connection)
+                yield _stored_event(each, storage.hooks)
 
 
-def _stored_event(stored: Document, connection: Connection) -> LoggedEvent:
+def _stored_event(stored: Document, hooks: Hooks) -> LoggedEvent:
     clear = stored["event"] if isinstance(stored.get("event"), dict) else {}
     timestamp = clear.get("timestamp")
     event = None
     with suppress(StorageError):  # sealed, or of another release of ADK
-        event = documents.decode_event(stored, connection.hooks)
+        event = documents.decode_event(stored, hooks)
     return LoggedEvent(
         revision=stored["_id"]["revision"],
         event=event,
@@ -141,8 +104,7 @@ async def fork_unread(
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        await copy_session(connection, source, target, revision)
+        await copy_session(opened.connection, source, target, revision)
 
 
 async def preview_redaction(
@@ -155,12 +117,13 @@ async def preview_redaction(
 ) -> Redactable:
     """Find what redacting some events, or an invocation, would replace."""
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        part = await redaction.find_part(connection, key, wanted)
-        return await redaction.preview(connection, part, replacement, forks=forks)
+        storage = opened.connection
+        part = await redaction.find_part(storage, key, wanted)
+        return await redaction.preview(storage, part, replacement, forks=forks)
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
+_COUNT: Final = ({"$count": "n"},)
 
 
 async def count_erasable(
@@ -179,26 +142,30 @@ async def count_erasable(
         return await _count_erasable_session(service, key)
     is_app = user_id is None
     letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
-    logs = queries.count_pipeline(queries.all_sessions(app_name, user_id))
+    logs = queries.all_sessions(app_name, user_id)
+    counting = [
+        Query("sessions", logs, then=(queries.COUNT_STAGE,)),
+        Query("user_states", queries.all_user_states(app_name, user_id), then=_COUNT),
+        Query("dead_letters", letters, then=_COUNT),
+    ]
+    if is_app:
+        counting += [
+            Query("app_states", {"_id": app_name}, then=_COUNT),
+            Query("checkpoints", {"app_name": app_name}, then=_COUNT),
+        ]
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        found = (await connection.aggregate(connection.sessions, logs) or [{}])[0]
-        states = queries.all_user_states(app_name, user_id)
+        logged, *others = await opened.connection.read(*counting)
+        states, dead, *of_app = (each[0]["n"] if each else 0 for each in others)
+        app_states, readers = of_app or (0, 0)
         counts = Erased(
-            sessions=found.get("sessions", 0),
-            events=found.get("events", 0),
-            user_states=await connection.user_states.count_documents(states),
-            app_states=0,
-            dead_letters=await connection.dead_letters.count_documents(letters),
-            checkpoints=0,
+            sessions=logged[0]["sessions"] if logged else 0,
+            events=logged[0]["events"] if logged else 0,
+            user_states=states,
+            app_states=app_states,
+            dead_letters=dead,
+            checkpoints=readers,
         )
-        if is_app:
-            app_states = await connection.app_states.count_documents({"_id": app_name})
-            readers = await connection.checkpoints.count_documents(
-                {"app_name": app_name}
-            )
-            counts = replace(counts, app_states=app_states, checkpoints=readers)
-        if counts == NOTHING and await recorded_version(connection) is None:
+        if counts == NOTHING and await recorded_version(opened.connection) is None:
             return None
     return counts
 
@@ -208,10 +175,9 @@ async def _count_erasable_session(
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        deletable = deletion.deletable(connection)
-        found = await connection.find_one(
-            Query("sessions", {"_id": key.id, **deletable}, fields=deletion.LENGTH)
+        wanted = {"_id": key.id, **deletion.deletable(opened.connection)}
+        found = await opened.connection.find_one(
+            Query("sessions", wanted, fields=deletion.LENGTH)
         )
     if found is None:
         return None
@@ -250,12 +216,10 @@ class SchemaContents:
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     """Read which collections and indexes exist, and the schema version."""
     async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        there = await connection.database.list_collection_names()
-        missing = await missing_indexes(connection)
-        version = await recorded_version(connection)
-    lacking = frozenset(
-        f"{connection.prefix}{each.collection}.{each.name}" for each in missing
-    )
-    ours = {each for each in there if each.startswith(connection.prefix)}
-    return SchemaContents(frozenset(ours), lacking, version)
+        there = await catalog.collection_names(opened.connection)
+        missing = await missing_indexes(opened.connection)
+        version = await recorded_version(opened.connection)
+        prefix = opened.connection.prefix
+    lacking = {f"{prefix}{each.collection}.{each.name}" for each in missing}
+    names = {f"{prefix}{each}" for each in there}
+    return SchemaContents(frozenset(names), frozenset(lacking), version)

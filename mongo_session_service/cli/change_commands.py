@@ -72,7 +72,6 @@ async def set_session(
     from mongo_session_service.model.results import summary_fields
 
     async with address.open_with_key(app, user, session) as (service, key):
-        # Also because a command on a wrong database creates no collections.
         before = await admin.stored_contents.load_summary(service, key)
         if labels or not keeps_labels:
             kept = before.labels if keeps_labels else {}
@@ -141,8 +140,6 @@ async def fork(
         from mongo_session_service.model.records import session_key
 
         target = session_key(*source[:2], (new_id or "").strip() or uuid.new_uuid())
-        # First: a command on a wrong database creates no collections.
-        await admin.stored_contents.load_summary(service, source)
         try:
             await admin.stored_contents.fork_unread(service, source, target, revision)
         except AlreadyExistsError as error:

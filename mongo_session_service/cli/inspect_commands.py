@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_LIMIT: Final = 50
 """Sessions listed by default."""
+_PAGE: Final = 1000
+"""Sessions read at once."""
 _APPS_NAMED: Final = 10
 """More are not named to whoever asks for an app that is not stored."""
 _SEALED: Final = "(sealed by before_store: only its application can read it)"
@@ -129,6 +131,22 @@ async def sessions(
         await _show_sessions(address, service, wanted, limit)
 
 
+async def _find(
+    service: MongoSessionService, limit: int, wanted: dict[str, Any]
+) -> AsyncIterator[SessionSummary]:
+    """Find all sessions, or one more than a limit that is not 0."""
+    size = min(limit + 1, _PAGE) if limit else _PAGE
+    token = None
+    while True:
+        page = await service.find_sessions(
+            **wanted, with_state=False, limit=size, page_token=token
+        )
+        for each in page.sessions:
+            yield each
+        if (token := page.next_page_token) is None:
+            return
+
+
 async def _show_apps(
     address: options.ServiceAddress, service: MongoSessionService, user: str | None
 ) -> None:
@@ -161,13 +179,9 @@ async def _show_sessions(
 ) -> None:
     from mongo_session_service.model.results import summary_fields
 
-    # One more than is shown: then there are more.
-    found = admin.stored_contents.iter_summaries(
-        service, limit=limit + 1 if limit else None, **wanted
-    )
     is_json = terminal.given().json
     rows, count = [], 0
-    async for each in found:
+    async for each in _find(service, limit, wanted):
         count += 1
         if limit and count > limit:
             break
@@ -247,7 +261,7 @@ async def show(
     from mongo_session_service.model.results import summary_fields
 
     async with address.open_with_key(app, user, session) as (service, key):
-        summary = await admin.stored_contents.load_summary_with_state(service, key)
+        summary = await admin.stored_contents.load_summary(service, key)
         after = summary.log_begins
         if events is not None:
             after = max(after, summary.revision - events)

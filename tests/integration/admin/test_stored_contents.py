@@ -69,7 +69,7 @@ async def test_a_log_is_that_of_the_session_looked_at(
     for author in ("first", "second"):
         session = await service.create_session(**IDS)
         await service.append_event(session, Event(author=author))
-        seen = await stored_contents.load_summary_with_state(service, SessionKey(**IDS))
+        seen = await stored_contents.load_summary(service, SessionKey(**IDS))
         await service.append_event(session, Event(author="later"))
         read = [
             each async for each in stored_contents.iter_stored_events(service, seen, 0)
@@ -88,7 +88,7 @@ async def test_an_event_loop_may_end_amid_a_log(service: MongoSessionService) ->
     """It closes what a command that nobody reads has left open, in any order."""
     session = await service.create_session(**IDS)
     await service.append_event(session, Event(author="agent"))
-    seen = await stored_contents.load_summary_with_state(service, SessionKey(**IDS))
+    seen = await stored_contents.load_summary(service, SessionKey(**IDS))
     begun: list[AsyncGenerator[Any]] = []
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(begun.append)
