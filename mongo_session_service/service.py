@@ -81,7 +81,6 @@ from mongo_session_service.sessions import (
     event_log,
     history,
     redaction,
-    rewinds,
     search,
     trim,
 )
@@ -1002,7 +1001,7 @@ class MongoSessionService(BaseSessionService):
             with Operation("iter_events", self.database_name, *named):
                 async with self._backends.in_call() as backend:
                     if pages is None:
-                        pages = await rewinds.select_events(
+                        pages = await event_log.select_events(
                             backend.connection,
                             key,
                             wanted,

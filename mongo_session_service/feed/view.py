@@ -21,7 +21,7 @@ from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
-from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions import queries
 from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
 
@@ -80,10 +80,13 @@ async def load_view(
         if after_revision < begins:
             missed = [await _snapshot_at_cut(connection, key, heads, found.as_of)]
             after_revision = begins
+        limit = connection.limits.page_events
         following = queries.events_after(key, after_revision)
-        page = await event_log.read_page(connection, following, as_of=found.as_of)
-        missed += appended_changes(key, page.events, hooks)
-        is_complete = page.is_last
+        query = Query("events", following, order=1, limit=limit)
+        page = await connection.read(query, as_of=found.as_of, whole=False)
+        (events,) = page
+        missed += appended_changes(key, events, hooks)
+        is_complete = page.is_whole and len(events) < limit
         if is_complete:
             missed += _state_changes(heads, hooks, update_time)
             details = Details.from_document(session)
@@ -142,9 +145,8 @@ async def _snapshot_at_cut(
     heads: list[dict[str, Any]],
     as_of: Timestamp,
 ) -> Change:
-    where = {"_id": key.event_id(0)}
-    page = await event_log.read_page(connection, where, as_of=as_of)
-    (beginning,) = page.events
+    query = Query("events", {"_id": key.event_id(0)})
+    ((beginning,),) = await connection.read(query, as_of=as_of)
     content = {"document": beginning, "shared": heads}
     return ChangeRecord("snapshot", key, content, hooks=connection.hooks).change()
 

@@ -3,60 +3,33 @@
 No cursor is left open between two pages, so a reader may be slow, or stop early. With
 each page the session is read, so that a reader notices one that was deleted or
 recreated in between.
+
+A rewind undoes a part of a log. Ids of invocations have no index, whose cost each
+append would pay: the server looks through the session's log. Where a hook has sealed
+the events, pages are decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
+from google.adk.events.event import Event
 
+from mongo_session_service.codec import documents
+from mongo_session_service.codec.bson_values import decode_value, encode_value
 from mongo_session_service.codec.documents import HEAD, is_visible, log_begins
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 
-
-class LogPage(NamedTuple):
-    """Events as they are stored, in the order of ``_id`` or against it."""
-
-    events: list[Document]
-    sessions: list[Document]
-    """The session that was read together with them, if asked for."""
-    as_of: Timestamp
-    """The point in time that all of it is from."""
-    is_last: bool
-    """Whether no events follow these."""
-
-
-async def read_page(
-    connection: Connection,
-    where: Document,
-    *,
-    size: int | None = None,
-    order: int = 1,
-    as_of: Timestamp | None = None,
-    head_query: Query | None = None,
-    fields: tuple[str, ...] = (),
-) -> LogPage:
-    """Read the first events that match a filter on ``_id``, and a session with them.
-
-    The next page's filter begins after the last event of this one. All is read at the
-    time ``as_of``; by default a current one, which holds what this service has written.
-    """
-    size = connection.limits.page_events if size is None else size
-    events = Query("events", where, order=order, limit=size, fields=fields)
-    both = [events] if head_query is None else [head_query, events]
-    found = await read_snapshot(connection, *both, as_of=as_of, whole=False)
-    documents = await found.documents()
-    logged = [each for each in documents if "revision" in each["_id"]]
-    sessions = [each for each in documents if "revision" not in each["_id"]]
-    return LogPage(logged, sessions, found.as_of, found.is_whole and len(logged) < size)
+_INVOCATION: Final = "event.invocation_id"
+"""The field of an event, unless a hook has sealed it."""
+_REWIND: Final = "event.actions.rewind_before_invocation_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +71,7 @@ class LogRange:
 
 
 async def read_log(
-    connection: Connection,
+    storage: Storage,
     key: SessionKey,
     wanted: LogRange,
     *,
@@ -114,90 +87,81 @@ async def read_log(
     for each page. If the session is not stored (any more), it raises
     ``SessionNotFoundError``.
     """
+    head_query = Query("sessions", {"_id": key.id}, fields=HEAD)
     while wanted.limit != 0:
-        page = await _load_session_page(
-            connection, key, wanted, where=where, as_of=as_of, fields=fields
+        size = wanted.page_size(storage.limits.page_events)
+        log = {
+            **queries.events_after(key, wanted.after, wanted.before),
+            **(where or {}),
+        }
+        order = -1 if wanted.newest_first else 1
+        query = Query("events", log, order=order, limit=size, fields=fields)
+        answer = await storage.read(
+            head_query, query, as_of=as_of, whole=False, patient=True
         )
-        (head,) = page.sessions or ({},)
-        is_shown = is_visible(head, connection.clock.now())
-        if not is_shown or created not in {None, head["create_time"]}:
+        heads, events = answer
+        if not heads or not is_visible(heads[0], storage.clock.now()):
             raise session_not_found_error(key.session_id)
-        created = head["create_time"]
-        events = wanted.without_undone(page.events)
-        yield events
-        if page.is_last:
+        (head,) = heads
+        if created not in {None, head["create_time"]}:
+            raise session_not_found_error(key.session_id)
+        created, begins = head["create_time"], log_begins(head)
+        revisions = [each["_id"]["revision"] for each in events]
+        if min(revisions, default=begins + 1) <= begins > wanted.after:
+            # The page has events that a trim is about to remove.
+            wanted = replace(wanted, after=begins)
+            continue
+        kept = wanted.without_undone(events)
+        yield kept
+        if answer.is_whole and len(events) < size:
             return
         if wanted.limit is not None:
-            wanted = replace(wanted, limit=wanted.limit - len(events))
-        wanted = wanted.after_page(page.events[-1]["_id"]["revision"])
+            wanted = replace(wanted, limit=wanted.limit - len(kept))
+        wanted = wanted.after_page(revisions[-1])
 
 
-async def _load_session_page(
-    connection: Connection,
-    key: SessionKey,
-    wanted: LogRange,
-    *,
-    where: Document | None,
-    as_of: Timestamp | None,
-    fields: tuple[str, ...],
-) -> LogPage:
-    after = wanted.after
-    reading = partial(
-        read_page,
-        connection,
-        size=wanted.page_size(connection.limits.page_events),
-        order=-1 if wanted.newest_first else 1,
-        as_of=as_of,
-        head_query=Query("sessions", {"_id": key.id}, fields=HEAD),
-        fields=fields,
-    )
-    while True:
-        log = queries.events_after(key, after, wanted.before)
-        page = await connection.retry(reading, where={**log, **(where or {})})
-        begins = max(map(log_begins, page.sessions), default=0)
-        revisions = (each["_id"]["revision"] for each in page.events)
-        if begins <= after or min(revisions, default=begins + 1) > begins:
-            return page
-        after = begins  # the page has events that a trim is about to remove
-
-
-async def read_session_head(connection: Connection, key: SessionKey) -> Document:
+async def read_session_head(storage: Storage, key: SessionKey) -> Document:
     """Load a session's creation time, its revision, and where its log begins.
 
     If it is not stored, it raises ``SessionNotFoundError``.
     """
     query = Query("sessions", {"_id": key.id}, fields=HEAD)
-    found = await connection.retry(load_documents, connection, query)
-    if not found or not is_visible(found[0], connection.clock.now()):
+    found = await storage.find_one(query, patient=True)
+    if found is None or not is_visible(found, storage.clock.now()):
         raise session_not_found_error(key.session_id)
-    return found[0]
+    return found
 
 
 async def read_user_log(
-    connection: Connection, app_name: str, user_id: str
+    storage: Storage, app_name: str, user_id: str
 ) -> AsyncGenerator[list[Document]]:
     """Read the events of a user's sessions, in pages, by session id and revision.
 
     The events of a session that is deleted meanwhile end there; of one that was
     recreated, none come.
     """
-    last: Document | None = None
-    session_id, created, is_last = "", None, False
-    while not is_last:
-        where = queries.events_of_user(app_name, user_id, last)
-        page = await connection.retry(_load_user_page, connection, where)
-        now, is_last = connection.clock.now(), page.is_last
+    session_id, created = "", None
+    log = Query("events", queries.events_of_user(app_name, user_id), order=1)
+    async for page in storage.scan(log):
+        keys = {
+            SessionKey(*(it["_id"][name] for name in SessionKey._fields))
+            for it in page.documents
+        }
+        ids = [key.id for key in sorted(keys)]
+        query = Query("sessions", {"_id": {"$in": ids}}, fields=HEAD)
+        (sessions,) = await storage.read(query, as_of=page.as_of, patient=True)
+        now = storage.clock.now()
         heads = {
             each["_id"]["session_id"]: each
-            for each in page.sessions
+            for each in sessions
             if is_visible(each, now)
         }
         begun = heads.get(session_id)
         if begun and begun["create_time"] != created:
             del heads[session_id]  # the rest is of another session with this id
-        yield [each for each in page.events if _is_logged(each, heads)]
-        if page.events:
-            last = page.events[-1]["_id"]
+        yield [each for each in page.documents if _is_logged(each, heads)]
+        if page.documents:
+            last = page.documents[-1]["_id"]
             if last["session_id"] != session_id:
                 session_id = last["session_id"]
                 created = heads.get(session_id, {}).get("create_time")
@@ -211,15 +175,120 @@ def _is_logged(event: Document, heads: dict[str, Document]) -> bool:
     return head is not None and id_["revision"] > log_begins(head) and "event" in event
 
 
-async def _load_user_page(connection: Connection, where: Document) -> LogPage:
-    page = await read_page(connection, where)
-    keys = {
-        SessionKey(*(each["_id"][name] for name in SessionKey._fields))
-        for each in page.events
-    }
-    if not keys:
-        return page
-    ids = [key.id for key in sorted(keys)]
-    heads = Query("sessions", {"_id": {"$in": ids}}, fields=HEAD)
-    sessions = await load_documents(connection, heads, as_of=page.as_of)
-    return page._replace(sessions=sessions)
+def undone_parts(
+    rewinds: Iterable[tuple[int, str]], firsts: Mapping[str, int]
+) -> list[tuple[int, int]]:
+    """Find the parts of a log that rewinds have undone, as ADK does; the latest first.
+
+    The latest rewind counts first. It undoes itself and what follows the first event of
+    its invocation; a rewind that is undone has no effect. One to an invocation that is
+    not there, or comes later, undoes itself alone. Given are revisions with the
+    invocations before which they rewind, and where these begin.
+    """
+    parts: list[tuple[int, int]] = []
+    for revision, invocation_id in sorted(rewinds, reverse=True):
+        if parts and revision >= parts[-1][0]:
+            continue
+        first = firsts.get(invocation_id, revision)
+        parts.append((min(first, revision), revision))
+    return parts
+
+
+class LogAtRevision(NamedTuple):
+    """A session's log as of one of its revisions."""
+
+    key: SessionKey
+    begins: int
+    """The revision after which it begins."""
+    until: int
+    """The last revision."""
+
+    @property
+    def where(self) -> Document:
+        """The filter of its events."""
+        return queries.events_until(self.key, self.until, self.begins)
+
+
+def is_sealed(storage: Storage) -> bool:
+    """Tell whether events must be decoded here to see invocations and rewinds."""
+    return storage.hooks.after_load is not None
+
+
+async def select_events(
+    storage: Storage,
+    key: SessionKey,
+    wanted: LogRange,
+    invocation_id: str | None,
+    *,
+    rewound: bool,
+) -> AsyncGenerator[list[Document]]:
+    """Read a log in pages, of an invocation, or without what rewinds have undone.
+
+    Events that are sealed may be of other invocations. Memory grows with the number of
+    rewinds.
+    """
+    created = None
+    if not rewound:
+        head = await read_session_head(storage, key)
+        created, until = head["create_time"], head["revision"]
+        log = LogAtRevision(key, log_begins(head), until)
+        before = until + 1 if wanted.before is None else min(until + 1, wanted.before)
+        undone = await _find_undone(storage, log)
+        wanted = replace(wanted, before=before, undone=undone)
+    where = None
+    if invocation_id is not None and is_sealed(storage):
+        wanted = replace(wanted, limit=None)
+    elif invocation_id is not None:
+        where = {_INVOCATION: encode_value(invocation_id)}
+    return read_log(storage, key, wanted, where=where, created=created)
+
+
+async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, int]]:
+    rewinds = await _find_rewinds(storage, log)
+    targets = {invocation_id for _, invocation_id in rewinds}
+    firsts = await find_firsts(storage, log, targets) if targets else {}
+    return undone_parts(rewinds, firsts)
+
+
+async def decode_log(
+    storage: Storage, log: LogAtRevision
+) -> AsyncGenerator[tuple[int, Event]]:
+    """Decode the events of a log, with their revisions, a page at a time."""
+    wanted = LogRange(log.begins, log.until + 1)
+    async for page in read_log(storage, log.key, wanted):
+        for each in page:
+            event = documents.decode_event(each, storage.hooks)
+            yield each["_id"]["revision"], event
+
+
+async def _find_rewinds(storage: Storage, log: LogAtRevision) -> list[tuple[int, str]]:
+    if is_sealed(storage):
+        return [
+            (revision, event.actions.rewind_before_invocation_id)
+            async for revision, event in decode_log(storage, log)
+            if event.actions.rewind_before_invocation_id
+        ]
+    where = {**log.where, _REWIND: {"$exists": 1, "$ne": ""}}
+    query = Query("events", where, then=({"$project": {"to": f"${_REWIND}"}},))
+    (found,) = await storage.read(query, patient=True)
+    return [(each["_id"]["revision"], decode_value(each["to"])) for each in found]
+
+
+async def find_firsts(
+    storage: Storage, log: LogAtRevision, invocation_ids: set[str]
+) -> dict[str, int]:
+    """Find the revisions of invocations' first events."""
+    if is_sealed(storage):
+        firsts: dict[str, int] = {}
+        async for revision, event in decode_log(storage, log):
+            if event.invocation_id in invocation_ids:
+                firsts.setdefault(event.invocation_id, revision)
+                if len(firsts) == len(invocation_ids):
+                    break
+        return firsts
+    wanted = [encode_value(each) for each in invocation_ids]
+    where = {**log.where, _INVOCATION: {"$in": wanted}}
+    first = {"_id": f"${_INVOCATION}", "first": {"$min": "$_id.revision"}}
+    query = Query("events", where, then=({"$group": first},))
+    (found,) = await storage.read(query, patient=True)
+    return {decode_value(each["_id"]): each["first"] for each in found}

@@ -17,6 +17,7 @@ from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
     FORKED_FROM,
+    INITIAL,
     LOG_BEGINS,
     REDACTIONS,
     log_begins,
@@ -37,7 +38,7 @@ from mongo_session_service.model.records import (
     ScopedState,
     SessionKey,
 )
-from mongo_session_service.sessions import deletion, history, queries, rewinds
+from mongo_session_service.sessions import deletion, event_log, history, queries
 from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import waiting_fields_at
@@ -82,10 +83,10 @@ async def copy_session(
     or the source was trimmed meanwhile, it is removed, and ``StorageUnavailableError``
     raised.
     """
-    origin = await history.SessionWithInitialState.load(storage, source)
+    origin = await history.load_with_initial_state(storage, source)
     if isinstance(until, str):
-        until = await _last_revision_before(storage, source, until, origin.session)
-    revision = history.check_revision(origin.session, until)
+        until = await _last_revision_before(storage, source, until, origin)
+    revision = history.check_revision(origin, until)
     reservations = Reservations(FORK, FORK_LIFETIME)
     fork = Fork(storage, source, target, origin, revision, reservations)
     try:
@@ -105,8 +106,8 @@ async def copy_session(
 async def _last_revision_before(
     storage: Storage, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
-    log = rewinds.LogAtRevision(source, log_begins(session), session["revision"])
-    firsts = await rewinds.find_firsts(storage, log, {invocation_id})
+    log = event_log.LogAtRevision(source, log_begins(session), session["revision"])
+    firsts = await event_log.find_firsts(storage, log, {invocation_id})
     if invocation_id not in firsts:
         which = quoted(invocation_id)
         raise InvalidInputError(f"The session has no event of invocation {which}.")
@@ -120,7 +121,8 @@ class Fork:
     storage: Storage
     source: SessionKey
     target: SessionKey
-    origin: history.SessionWithInitialState
+    origin: Document
+    """The source's document, with its initial state."""
     revision: int
     reservations: Reservations
 
@@ -151,7 +153,7 @@ class Fork:
 
     async def copy_log(self) -> None:
         """Copy all events, in steps."""
-        after = log_begins(self.origin.session)
+        after = log_begins(self.origin)
         step = self.storage.limits.fork_step
         while after < self.revision:
             await self.renew()
@@ -189,11 +191,11 @@ class Fork:
 
     async def build_session(self) -> tuple[Document, list[DocumentUpdate]]:
         """Build the new session's document, and updates for a large initial state."""
-        head = self.origin.session
-        known, state = history.recorded_initial_state(*self.origin), head["state"]
+        head = self.origin
+        known, state = head[INITIAL], head["state"]
         if self.revision < head["revision"]:
-            known, state = await history.states_at(
-                self.storage, self.source, self.origin, self.revision
+            state = await history.state_at(
+                self.storage, self.source, head, self.revision
             )
         now = platform_time.get_time()
         details = self._copied_details(state).with_renewed_expiry(
@@ -205,7 +207,7 @@ class Fork:
         new = NewSession(
             self.target, now, delta, size, details, begins, self._origins()
         )
-        log = rewinds.LogAtRevision(self.source, begins, self.revision)
+        log = event_log.LogAtRevision(self.source, begins, self.revision)
         waiting = await waiting_fields_at(self.storage, log, self.target)
         document = {
             **session_document(new),
@@ -216,7 +218,7 @@ class Fork:
         return document, initial_updates([new])
 
     def _origins(self) -> list[Document]:
-        head, until = self.origin.session, self.revision
+        head, until = self.origin, self.revision
         created = {"create_time": head["create_time"], "revision": until}
         older = head.get(FORKED_FROM, ())
         cut = ({**each, "revision": min(each["revision"], until)} for each in older)
@@ -224,7 +226,7 @@ class Fork:
 
     def _copied_details(self, state: Document) -> Details:
         """Return the source's details, titled by the display name of a past state."""
-        head, hooks = self.origin.session, self.storage.hooks
+        head, hooks = self.origin, self.storage.hooks
         named = state.get(ADK_METADATA)
         if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
             return Details.from_document(head)
@@ -239,10 +241,10 @@ class Fork:
         source = {
             "_id": self.source.id,
             **queries.writable_filter(storage),
-            "create_time": self.origin.session["create_time"],
+            "create_time": self.origin["create_time"],
         }
-        begins = log_begins(self.origin.session)
-        redactions = self.origin.session.get(REDACTIONS)
+        begins = log_begins(self.origin)
+        redactions = self.origin.get(REDACTIONS)
 
         async def replace_reservation(tx: Transaction) -> str | None:
             query = Query("sessions", source, fields=(LOG_BEGINS, REDACTIONS))

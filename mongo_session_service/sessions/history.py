@@ -6,7 +6,7 @@ Fields are folded in their stored form, except in :func:`restored`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
@@ -30,9 +30,9 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
-from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.cooperative import in_slices
-from mongo_session_service.storage.snapshots import Query, load_documents
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 
 
 def delta_of(event: Document) -> Document:
@@ -125,63 +125,52 @@ class SessionAtRevision(NamedTuple):
     initial: dict[str, Any]
 
 
-class SessionWithInitialState(NamedTuple):
-    """A stored session, and the document before its log, if there is one."""
+async def load_with_initial_state(storage: Storage, key: SessionKey) -> Document:
+    """Load a session's document, with its initial state wherever that is stored.
 
-    session: Document
-    apart: Document | None
+    A session that is not stored is an error.
+    """
+    sessions, apart = await storage.read(*_queries(key))
+    session = _with_initial_state(sessions, apart, storage)
+    if session is None:
+        raise session_not_found_error(key.session_id)
+    return session
 
-    @classmethod
-    async def load(
-        cls, connection: Connection, key: SessionKey
-    ) -> SessionWithInitialState:
-        """Load both; a session that is not stored is an error."""
-        found = await load_documents(
-            connection,
-            Query("sessions", {"_id": key.id}),
-            Query("events", {"_id": key.event_id(0)}),
-        )
-        origin = cls.from_documents(found, key, connection.clock.now())
-        if origin is None:
-            raise session_not_found_error(key.session_id)
-        return origin
 
-    @classmethod
-    def from_documents(
-        cls, found: list[Document], key: SessionKey, now: float
-    ) -> SessionWithInitialState | None:
-        """Pick both from documents; None if the session is not stored."""
-        session = next((each for each in found if each["_id"] == key.id), None)
-        first = key.event_id(0)
-        apart = next((each for each in found if each["_id"] == first), None)
-        is_stored = session is not None and documents.is_visible(session, now)
-        return cls(session, apart) if session and is_stored else None
+def _queries(key: SessionKey) -> tuple[Query, Query]:
+    before_log = Query("events", {"_id": key.event_id(0)})
+    return Query("sessions", {"_id": key.id}), before_log
+
+
+def _with_initial_state(
+    sessions: list[Document], apart: list[Document], storage: Storage
+) -> Document | None:
+    if not sessions or not documents.is_visible(sessions[0], storage.clock.now()):
+        return None
+    (session,) = sessions
+    initial = recorded_initial_state(session, apart[0] if apart else None)
+    return {**session, INITIAL: initial}
 
 
 async def load_session_at(
-    connection: Connection, key: SessionKey, revision: int | None
+    storage: Storage, key: SessionKey, revision: int | None
 ) -> SessionAtRevision | None:
     """Load a session as it was at a revision; None if it is not stored."""
     until = 2**63 - 1 if revision is None else revision
-    found = await load_documents(
-        connection,
-        Query("sessions", {"_id": key.id}),
-        Query("events", {"_id": key.event_id(0)}),
-        Query("events", queries.events_until(key, until), order=-1),
+    sessions, apart, *shared, stored = await storage.read(
+        *_queries(key),
         *queries.shared_state_queries(key.app_name, key.user_id),
+        Query("events", queries.events_until(key, until), order=-1),
     )
-    origin = SessionWithInitialState.from_documents(found, key, connection.clock.now())
-    if origin is None:
+    head = _with_initial_state(sessions, apart, storage)
+    if head is None:
         return None
-    head = origin.session
     revision = check_revision(head, revision)
     # Without transactions there may be more events by now.
     kept = range(documents.log_begins(head) + 1, revision + 1)
-    stored = [each for each in found if "event" in each]
     events = [each for each in stored if each["_id"]["revision"] in kept]
-    shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     changes = await in_slices(map(delta_of, reversed(events)))
-    initial = recorded_initial_state(*origin)
+    initial = head[INITIAL]
     updated = events[0]["event"].get("timestamp") if events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
@@ -190,9 +179,9 @@ async def load_session_at(
         "revision": revision,
         "update_time": head["update_time"] if revision == head["revision"] else updated,
     }
-    now, hooks = connection.clock.now(), connection.hooks
+    now, hooks = storage.clock.now(), storage.hooks
     log = await in_slices(documents.decode_event(each, hooks) for each in events[::-1])
-    heads = [{**head, **past}, *shared]
+    heads = [{**head, **past}, *chain.from_iterable(shared)]
     session = next(documents.decode_sessions(heads, now, hooks), None)
     if session is None:
         return None  # it has just expired
@@ -200,25 +189,26 @@ async def load_session_at(
     return SessionAtRevision(session._replace(events=log), known)
 
 
-async def states_at(
-    connection: Connection,
+async def state_at(
+    storage: Storage,
     key: SessionKey,
-    origin: SessionWithInitialState,
+    session: Document,
     revision: int,
-) -> tuple[Document, Document]:
-    """Compute the fields of a session's initial state, and of that after a revision."""
-    session = origin.session
-    initial = recorded_initial_state(*origin)
-    state = {**initial}
+) -> Document:
+    """Compute the fields of a session's state after a revision.
+
+    Its document has its initial state.
+    """
+    state: Document = {**session[INITIAL]}
     wanted = LogRange(
         documents.log_begins(session), revision + 1, page_events=_DELTAS_TOGETHER
     )
     pages = read_log(
-        connection, key, wanted, created=session["create_time"], fields=_DELTA
+        storage, key, wanted, created=session["create_time"], fields=_DELTA
     )
     async for page in pages:
         state = apply_deltas(state, map(delta_of, page))
-    return initial, state
+    return state
 
 
 def check_revision(session: Document, revision: int | None) -> int:
@@ -236,16 +226,14 @@ def check_revision(session: Document, revision: int | None) -> int:
     return head if revision is None else revision
 
 
-async def complete_rewind(
-    connection: Connection, key: SessionKey, event: Event
-) -> Event:
+async def complete_rewind(storage: Storage, key: SessionKey, event: Event) -> Event:
     """Complete a rewind for storage: it brings the initial state back as well.
 
     If the invocation was trimmed since the session was loaded, ADK would pass over the
     rewind: the session is stale.
     """
     invocation_id = event.actions.rewind_before_invocation_id
-    found = await load_session_at(connection, key, None)
+    found = await load_session_at(storage, key, None)
     if not invocation_id or found is None:
         return event
     log = found.session.events

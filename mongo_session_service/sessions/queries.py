@@ -102,30 +102,30 @@ def announcement_id(id_: Document, what: str) -> Document:
 def all_sessions(app_name: str, user_id: str | None) -> Document:
     """Every session of an app, or of one of its users."""
     if user_id is None:
-        return _between({"app_name": app_name}, "user_id")
-    return _between({"app_name": app_name, "user_id": user_id}, "session_id")
+        return _id_prefix_range({"app_name": app_name}, "user_id")
+    return _id_prefix_range({"app_name": app_name, "user_id": user_id}, "session_id")
 
 
 def all_user_states(app_name: str, user_id: str | None) -> Document:
     """The states of every user of an app, or of one."""
     if user_id is None:
-        return _between({"app_name": app_name}, "user_id")
+        return _id_prefix_range({"app_name": app_name}, "user_id")
     return {"_id": user_state_id(app_name, user_id)}
 
 
 def all_events(key: SessionKey) -> Document:
     """Every event of a session."""
-    return _between(key.id, "revision")
+    return _id_prefix_range(key.id, "revision")
 
 
 def partials_of_turn(key: SessionKey, epoch: int) -> Document:
     """The partials of a turn."""
-    return _between({**key.id, "epoch": epoch}, "n")
+    return _id_prefix_range({**key.id, "epoch": epoch}, "n")
 
 
 def partials_of_session(key: SessionKey) -> Document:
     """The partials of a session's turns."""
-    return _between(key.id, "epoch")
+    return _id_prefix_range(key.id, "epoch")
 
 
 def events_after(key: SessionKey, revision: int, before: int | None = None) -> Document:
@@ -139,17 +139,16 @@ def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
     return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}
 
 
-def events_of_user(app_name: str, user_id: str, after: Document | None) -> Document:
-    """The events of a user's sessions after one of them."""
-    user = user_state_id(app_name, user_id)
-    return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
+def events_of_user(app_name: str, user_id: str) -> Document:
+    """The events of a user's sessions."""
+    return _id_prefix_range(user_state_id(app_name, user_id), "session_id")
 
 
 def of_app(app_name: str | None, after: Document | None) -> Document:
     """The filter for documents of an app, or of all, after an ``_id``."""
     if app_name is None:
         return {"_id": {"$gt": after or {}}}
-    bounds = _between({"app_name": app_name}, "user_id")
+    bounds = _id_prefix_range({"app_name": app_name}, "user_id")
     return {"_id": {**bounds["_id"], **({"$gt": after} if after else {})}}
 
 
@@ -172,7 +171,7 @@ def fields_update(fields: Mapping[str, Any]) -> Document:
     return {operator: change for operator, change in changes.items() if change}
 
 
-def _between(prefix: Document, next_field: str) -> Document:
+def _id_prefix_range(prefix: Document, next_field: str) -> Document:
     return {"_id": {"$gt": prefix, "$lt": {**prefix, next_field: {}}}}
 
 

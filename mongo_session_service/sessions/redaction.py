@@ -36,18 +36,19 @@ from mongo_session_service.model.records import Document, ScopedState, SessionKe
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.model.waiting_calls import REDACTED, WaitingCalls
-from mongo_session_service.sessions import history, queries, rewinds
-from mongo_session_service.sessions.details import announce_details
+from mongo_session_service.sessions import history, queries
+from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.event_log import (
     LogRange,
     read_log,
     read_session_head,
+    select_events,
 )
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import refresh_waiting
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Txn, run_transaction, run_write
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Delete, Query, Update
+from mongo_session_service.storage.transactions import Transaction
 
 REDACTION_ATTEMPTS: Final = 100
 """How often another writer may append while the log is read."""
@@ -81,14 +82,14 @@ class LoggedPart(NamedTuple):
 
 
 async def find_part(
-    connection: Connection,
+    storage: Storage,
     key: SessionKey,
     wanted: Sequence[str] | str,
 ) -> LoggedPart:
     """Find the events that have some ids, or are of one invocation; refuse others."""
-    head = await read_session_head(connection, key)
+    head = await read_session_head(storage, key)
     if isinstance(wanted, str):
-        revisions = await _find_invocation(connection, key, wanted)
+        revisions = await _find_invocation(storage, key, wanted)
         if not revisions:
             which = quoted(wanted)
             raise InvalidInputError(f"The session has no event of invocation {which}.")
@@ -97,9 +98,9 @@ async def find_part(
     possible = [it for it in dict.fromkeys(wanted) if lookup_id("An event id", it)]
     for some in cut_by_size(possible, _IDS_AT_ONCE):
         log = queries.event_by_id(key, {"$in": some})
-        ids = [{"$match": log}, {"$project": {"event.id": 1}}]
-        events = connection.retry(connection.aggregate, connection.events, ids)
-        for each in await events:
+        query = Query("events", log, fields=("event.id",))
+        (events,) = await storage.read(query, patient=True)
+        for each in events:
             if each["_id"]["revision"] > log_begins(head):
                 found[each["event"]["id"]] = each["_id"]["revision"]
     if missing := [quoted(each) for each in wanted if each not in found]:
@@ -110,32 +111,30 @@ async def find_part(
 
 
 async def _find_invocation(
-    connection: Connection, key: SessionKey, invocation_id: str
+    storage: Storage, key: SessionKey, invocation_id: str
 ) -> list[int]:
-    pages = await rewinds.select_events(
-        connection, key, LogRange(), invocation_id, rewound=True
-    )
+    pages = await select_events(storage, key, LogRange(), invocation_id, rewound=True)
     return [
         each["_id"]["revision"]
         async for page in pages
         for each in page
-        if documents.decode_event(each, connection.hooks).invocation_id == invocation_id
+        if documents.decode_event(each, storage.hooks).invocation_id == invocation_id
     ]
 
 
-async def _find_copies(connection: Connection, part: LoggedPart) -> list[LoggedPart]:
+async def _find_copies(storage: Storage, part: LoggedPart) -> list[LoggedPart]:
     key = part.key
     source = {"session_id": key.session_id, "create_time": part.created}
     wanted = {
         **{f"_id.{name}": key.id[name] for name in ("app_name", "user_id")},
-        **queries.visible_filter(connection.clock.now()),
+        **queries.visible_filter(storage.clock.now()),
         documents.FORKED_FROM: {"$elemMatch": source},
     }
     fields = ("create_time", documents.LOG_BEGINS, documents.FORKED_FROM)
-    search = [{"$match": wanted}, {"$project": dict.fromkeys(fields, 1)}]
-    found = connection.retry(connection.aggregate, connection.sessions, search)
+    query = Query("sessions", wanted, fields=fields)
+    (found,) = await storage.read(query, patient=True)
     copies: list[LoggedPart] = []
-    for fork in await found:
+    for fork in found:
         origins = fork[documents.FORKED_FROM]
         shared = next(it for it in origins if source.items() <= it.items())["revision"]
         revisions = [it for it in part.revisions if log_begins(fork) < it <= shared]
@@ -146,7 +145,7 @@ async def _find_copies(connection: Connection, part: LoggedPart) -> list[LoggedP
 
 
 async def _find_with_copies(
-    connection: Connection, part: LoggedPart, *, forks: bool
+    storage: Storage, part: LoggedPart, *, forks: bool
 ) -> AsyncIterator[LoggedPart]:
     """Yield a part, then its copies until there are no others.
 
@@ -155,7 +154,7 @@ async def _find_with_copies(
     yield part
     done: set[SessionKey] = set()
     while forks:
-        copies = await _find_copies(connection, part)
+        copies = await _find_copies(storage, part)
         left = [each for each in copies if each.key not in done]
         for each in left:
             done.add(each.key)
@@ -164,25 +163,26 @@ async def _find_with_copies(
 
 
 async def preview(
-    connection: Connection, part: LoggedPart, replacement: str, *, forks: bool
+    storage: Storage, part: LoggedPart, replacement: str, *, forks: bool
 ) -> Redactable:
     """Count what would be redacted, and name the state that would change."""
     count, names = 0, set[str]()
-    async for each in _find_with_copies(connection, part, forks=forks):
-        for some in cut_by_size(each.revisions, connection.limits.redacted_events):
-            reading = partial(_find_events, connection, each.key, some, None)
-            stored = await connection.retry(reading)
+    async for each in _find_with_copies(storage, part, forks=forks):
+        for some in cut_by_size(each.revisions, storage.limits.redacted_events):
+            finding = partial(_find_events, storage, each.key, some)
+            stored = await storage.run(finding, patient=True)
             count += sum(not is_redacted(event) for _, event in stored)
-        own = await _find_kept_keys(connection, each, replacement)
+        own = await _find_unredacted_keys(storage, each, replacement)
         names.update(map(bson_values.unescape_key, own))
-        shared = await connection.retry(_find_shared_keys, connection, each, None)
+        finding_keys = partial(_find_shared_keys, storage, each)
+        shared = await storage.run(finding_keys, patient=True)
         for owner, fields in shared.items():
             names.update(owner.prefix + bson_values.unescape_key(it) for it in fields)
     return Redactable(count, tuple(sorted(names)))
 
 
 async def redact(
-    connection: Connection,
+    storage: Storage,
     part: LoggedPart,
     replacement: str,
     *,
@@ -191,127 +191,107 @@ async def redact(
 ) -> int:
     """Replace the content of events; return how many were not redacted before."""
     count = 0
-    async for each in _find_with_copies(connection, part, forks=forks):
+    async for each in _find_with_copies(storage, part, forks=forks):
         if state:
-            await _redact_state(connection, each, replacement)
-        count += await _redact_log(connection, each, replacement)
+            await _redact_state(storage, each, replacement)
+        count += await _redact_log(storage, each, replacement)
     return count
 
 
-async def _redact_state(
-    connection: Connection, part: LoggedPart, replacement: str
-) -> None:
+async def _redact_state(storage: Storage, part: LoggedPart, replacement: str) -> None:
     """Replace the values in state that the events have set last."""
     for _ in range(REDACTION_ATTEMPTS):
-        revision, own = await _find_own_keys(connection, part)
+        revision, own = await _find_own_keys(storage, part)
         setting = partial(
-            _redact_values, connection, part, replacement, revision=revision, own=own
+            _redact_values, storage, part, replacement, revision=revision, own=own
         )
-        if await uninterrupted(run_transaction(connection, setting)):
+        if await storage.run(setting):
             return
     raise StorageUnavailableError(_BUSY)
 
 
-async def _redact_log(
-    connection: Connection, part: LoggedPart, replacement: str
-) -> int:
+async def _redact_log(storage: Storage, part: LoggedPart, replacement: str) -> int:
     count = 0
-    for some in cut_by_size(part.revisions, connection.limits.redacted_events):
-        step = partial(_redact_step, connection, part, some, replacement)
-        count += await uninterrupted(run_transaction(connection, step))
+    for some in cut_by_size(part.revisions, storage.limits.redacted_events):
+        step = partial(_redact_step, storage, part, some, replacement)
+        count += await storage.run(step)
     if count:
-        await connection.retry(refresh_waiting, connection, part.key)
+        await refresh_waiting(storage, part.key)
     return count
 
 
 async def _redact_step(
-    connection: Connection,
+    storage: Storage,
     part: LoggedPart,
     revisions: Sequence[int],
     replacement: str,
-    txn: Txn,
+    tx: Transaction,
 ) -> int:
-    session = await _find_session(connection, part, txn)
+    session = await _find_session(storage, part, tx)
     new: dict[int, Document] = {}
     deltas: list[Document] = []
-    for stored, event in await _find_events(connection, part.key, revisions, txn):
+    for stored, event in await _find_events(storage, part.key, revisions, tx):
         revision = stored["_id"]["revision"]
         if not is_redacted(event) and revision > log_begins(session):
             deltas.append(history.delta_of(stored))
             redacted = redacted_event(event, replacement)
-            append = documents.encode_append(part.key, redacted, connection.hooks)
+            append = documents.encode_append(part.key, redacted, storage.hooks)
             new[revision] = documents.event_document(append, revision)
     if not new:
         return 0
-    await _replace_events(connection, list(new.values()), txn)
-    said = connection.routed(queries.partials_of_session(part.key))
+    said = queries.partials_of_session(part.key)
     ids = [each["event"]["id"] for each in new.values()]
-    await connection.partials.delete_many(
-        {**said, "event.id": {"$in": ids}}, session=txn
+    await tx.write(
+        # Replaced, by which the change feed tells it from all other writes.
+        *(Update("events", {"_id": it["_id"]}, it, expected=1) for it in new.values()),
+        Delete("partials", {**said, "event.id": {"$in": ids}}, many=True),
     )
-    await _redact_initial_state(connection, session, deltas, replacement, txn)
-    waiting = decode_waiting(session, connection.hooks)
+    await _redact_initial_state(storage, session, deltas, replacement, tx)
+    waiting = decode_waiting(session, storage.hooks)
     left = tuple(each for each in waiting.named if each.revision not in new)
-    told = encode_waiting(WaitingCalls(left, waiting.more), part.key, connection.hooks)
+    calls = WaitingCalls(left, waiting.more)
+    fields = encode_waiting(calls, part.key, storage.hooks)
     is_changed = len(left) < len(waiting.named)
-    change = fields_update(told if is_changed else {}) | {"$inc": {REDACTIONS: 1}}
-    await connection.sessions.update_one({"_id": part.key.id}, change, session=txn)
-    if txn and is_changed:
-        await announce_details(connection, session | told, txn)
+    change = fields_update(fields if is_changed else {}) | {"$inc": {REDACTIONS: 1}}
+    await tx.write(Update("sessions", {"_id": part.key.id}, change))
+    if storage.has_transactions and is_changed:
+        await tx.write(*details_announcement(session | fields))
     return len(new)
 
 
-async def _replace_events(
-    connection: Connection, new: list[Document], txn: Txn
-) -> None:
-    """Replace documents, by which the change feed tells it from all other writes."""
-    if txn is None:
-        for each in new:
-            await connection.events.replace_one({"_id": each["_id"]}, each)
-        return
-    updates = [{"q": {"_id": each["_id"]}, "u": each} for each in new]
-    await run_write(
-        connection, {"update": connection.events.name, "updates": updates}, txn
-    )
-
-
-async def _find_session(connection: Connection, part: LoggedPart, txn: Txn) -> Document:
+async def _find_session(
+    storage: Storage, part: LoggedPart, tx: Transaction
+) -> Document:
     wanted = {
-        **queries.visible_filter(connection.clock.now()),
+        **queries.visible_filter(storage.clock.now()),
         "_id": part.key.id,
         "create_time": part.created,
     }
-    found: Document | None = await connection.sessions.find_one(wanted, session=txn)
+    found = await tx.find_one(Query("sessions", wanted))
     if found is None:
         raise session_not_found_error(part.key.session_id)
     return found
 
 
 async def _find_events(
-    connection: Connection, key: SessionKey, revisions: Sequence[int], txn: Txn
+    storage: Storage, key: SessionKey, revisions: Sequence[int], tx: Transaction
 ) -> list[tuple[Document, Event]]:
     ids = [key.event_id(each) for each in revisions]
-    wanted = connection.routed({"_id": {"$in": ids}})
-    found = (
-        await connection.events.find(wanted, session=txn).sort("_id", 1).to_list(None)
-    )
-    return [(each, documents.decode_event(each, connection.hooks)) for each in found]
+    found = await tx.find(Query("events", {"_id": {"$in": ids}}, order=1))
+    return [(each, documents.decode_event(each, storage.hooks)) for each in found]
 
 
 async def _redact_initial_state(
-    connection: Connection,
+    storage: Storage,
     session: Document,
     deltas: list[Document],
     replacement: str,
-    txn: Txn,
+    tx: Transaction,
 ) -> None:
     """Replace what the initial state has of the same values, as after a trim."""
     key = SessionKey(**session["_id"])
-    apart = await connection.events.find_one({"_id": key.event_id(0)}, session=txn)
-    for collection, document in (
-        (connection.sessions, session),
-        (connection.events, apart),
-    ):
+    apart = await tx.find_one(Query("events", {"_id": key.event_id(0)}))
+    for collection, document in (("sessions", session), ("events", apart)):
         initial = (document or {}).get(INITIAL, {})
         same = {
             name
@@ -321,22 +301,19 @@ async def _redact_initial_state(
         }
         if document and same:
             values = _encode_replacement(
-                connection, Owner.of_session(key), same, replacement
+                storage, Owner.of_session(key), same, replacement
             )
             change = {f"{INITIAL}.{name}": it for name, it in values.items()}
-            await collection.update_one(
-                {"_id": document["_id"]}, {"$set": change}, session=txn
-            )
+            same_id = {"_id": document["_id"]}
+            await tx.write(Update(collection, same_id, {"$set": change}))
 
 
-async def _find_own_keys(
-    connection: Connection, part: LoggedPart
-) -> tuple[int, set[str]]:
+async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[str]]:
     """Find the keys of a session's state that the events have set last, as stored.
 
     Also return the revision as of which that is so.
     """
-    head = await read_session_head(connection, part.key)
+    head = await read_session_head(storage, part.key)
     if head["create_time"] != part.created:
         raise session_not_found_error(part.key.session_id)
     revision: int = head["revision"]
@@ -344,7 +321,7 @@ async def _find_own_keys(
     latest: dict[str, int] = {}
     log = LogRange(part.revisions[0] - 1, revision + 1)
     fields = ("event.actions.state_delta",)
-    pages = read_log(connection, part.key, log, created=part.created, fields=fields)
+    pages = read_log(storage, part.key, log, created=part.created, fields=fields)
     async for page in pages:
         for each in page:
             names = [it for it, to in history.delta_of(each).items() if to is not None]
@@ -352,43 +329,37 @@ async def _find_own_keys(
     return revision, {name for name, last in latest.items() if last in wanted}
 
 
-async def _find_kept_keys(
-    connection: Connection, part: LoggedPart, replacement: str
+async def _find_unredacted_keys(
+    storage: Storage, part: LoggedPart, replacement: str
 ) -> set[str]:
-    """Find those of the session's own keys whose values were not replaced before."""
-    _, own = await _find_own_keys(connection, part)
-    values = _encode_replacement(
-        connection, Owner.of_session(part.key), own, replacement
-    )
-    found = await connection.retry(
-        connection.sessions.find_one, {"_id": part.key.id}, {"state": 1}
-    )
+    _, own = await _find_own_keys(storage, part)
+    values = _encode_replacement(storage, Owner.of_session(part.key), own, replacement)
+    query = Query("sessions", {"_id": part.key.id}, fields=("state",))
+    found = await storage.find_one(query, patient=True)
     state = (found or {}).get("state", {})
     return {name for name in own if state.get(name) != values[name]}
 
 
-def _shared_scopes(
-    connection: Connection, key: SessionKey
-) -> list[tuple[Owner, Any, Any]]:
+def _shared_scopes(key: SessionKey) -> list[tuple[Owner, str, Any]]:
     """List what a session shares state with: its owner, collection and ``_id``."""
     user_id = queries.user_state_id(key.app_name, key.user_id)
     return [
-        (Owner.of_shared(key.app_name), connection.app_states, key.app_name),
-        (Owner.of_shared(*key[:2]), connection.user_states, user_id),
+        (Owner.of_shared(key.app_name), "app_states", key.app_name),
+        (Owner.of_shared(*key[:2]), "user_states", user_id),
     ]
 
 
 async def _find_shared_keys(
-    connection: Connection, part: LoggedPart, txn: Txn
+    storage: Storage, part: LoggedPart, tx: Transaction
 ) -> dict[Owner, set[str]]:
     """Find the keys of app and user state that still have the values of the events."""
     states: dict[Owner, Document] = {}
-    for owner, collection, id_ in _shared_scopes(connection, part.key):
-        found = await collection.find_one({"_id": id_}, session=txn)
+    for owner, collection, id_ in _shared_scopes(part.key):
+        found = await tx.find_one(Query(collection, {"_id": id_}))
         states[owner] = (found or {}).get("state", {})
     keys: dict[Owner, set[str]] = {owner: set() for owner in states}
-    for some in cut_by_size(part.revisions, connection.limits.redacted_events):
-        for stored, event in await _find_events(connection, part.key, some, txn):
+    for some in cut_by_size(part.revisions, storage.limits.redacted_events):
+        for stored, event in await _find_events(storage, part.key, some, tx):
             actions = {} if is_redacted(event) else stored["event"].get("actions", {})
             delta = bson_values.decode_value(actions.get("state_delta", {}))
             shared = ScopedState.split(delta)
@@ -402,58 +373,56 @@ async def _find_shared_keys(
 
 
 async def _redact_values(
-    connection: Connection,
+    storage: Storage,
     part: LoggedPart,
     replacement: str,
-    txn: Txn,
+    tx: Transaction,
     *,
     revision: int,
     own: set[str],
 ) -> bool:
     """Replace values of state, unless the session has moved on."""
     key = part.key
-    shared = await _find_shared_keys(connection, part, txn)
-    values = _encode_replacement(connection, Owner.of_session(key), own, replacement)
+    shared = await _find_shared_keys(storage, part, tx)
+    values = _encode_replacement(storage, Owner.of_session(key), own, replacement)
     change: Document = {f"state.{name}": it for name, it in values.items()}
     where = {"_id": key.id, "create_time": part.created, "revision": revision}
-    if ADK_METADATA in own and connection.hooks.is_missing:
-        change |= await _redact_title(connection, where, replacement, txn)
+    if ADK_METADATA in own and storage.hooks.is_missing:
+        change |= await _redact_title(storage, where, replacement, tx)
     update = {**fields_update(change), "$inc": {REDACTIONS: 1}}
-    done = await connection.sessions.update_one(where, update, session=txn)
-    if not done.matched_count:
+    if await tx.write(Update("sessions", where, update)) == [0]:
         return False
-    for owner, collection, id_ in _shared_scopes(connection, key):
+    for owner, collection, id_ in _shared_scopes(key):
         if names := shared[owner]:
-            values = _encode_replacement(connection, owner, names, replacement)
+            values = _encode_replacement(storage, owner, names, replacement)
             change = {f"state.{name}": it for name, it in values.items()}
-            await collection.update_one(
-                {"_id": id_}, {"$set": change, "$inc": {"revision": 1}}, session=txn
-            )
+            update = {"$set": change, "$inc": {"revision": 1}}
+            await tx.write(Update(collection, {"_id": id_}, update))
     return True
 
 
 async def _redact_title(
-    connection: Connection, where: Document, replacement: str, txn: Txn
+    storage: Storage, where: Document, replacement: str, tx: Transaction
 ) -> Document:
     """Replace a title that an event has set, and inform subscribers of it."""
-    session = await connection.sessions.find_one(where, session=txn)
+    session = await tx.find_one(Query("sessions", where))
     named = (session or {}).get("state", {}).get(ADK_METADATA)
     fields = bson_values.decode_fields({ADK_METADATA: named})
     if not session or display_name(fields) != session.get("title"):
         return {}
     title = {"title": replacement[:MAX_TITLE]}
-    if txn:
-        await announce_details(connection, session | title, txn)
+    if storage.has_transactions:
+        await tx.write(*details_announcement(session | title))
     return title
 
 
 def _encode_replacement(
-    connection: Connection, owner: Owner, names: set[str], replacement: str
+    storage: Storage, owner: Owner, names: set[str], replacement: str
 ) -> dict[str, Any]:
     """Encode the replacement as the value of fields of state."""
     keys = map(bson_values.unescape_key, names)
     fields, _ = documents.encode_state(
-        dict.fromkeys(keys, replacement), owner, connection.hooks
+        dict.fromkeys(keys, replacement), owner, storage.hooks
     )
     return fields
 
@@ -464,7 +433,7 @@ def is_redacted(event: Event) -> bool:
 
 
 def redacted_event(event: Event, replacement: str) -> Event:
-    """Make an event that says and sets the replacement in the place of everything.
+    """Make an event with the replacement in the place of all text and values.
 
     Its calls and responses have their ids and names, so that they still belong together
     and ADK makes prompts of them. No call waits for a person any longer.

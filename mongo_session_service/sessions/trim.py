@@ -35,9 +35,8 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.waiting_calls import WaitingCalls
-from mongo_session_service.sessions import history, queries, rewinds
+from mongo_session_service.sessions import event_log, history, queries
 from mongo_session_service.sessions.details import details_announcement
-from mongo_session_service.sessions.history import SessionWithInitialState
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import waiting_at
 from mongo_session_service.storage.kernel import Storage
@@ -121,8 +120,8 @@ class TrimConstraints:
 
     async def read_log(self, storage: Storage, key: SessionKey, until: int) -> None:
         """Read the log up to a revision, a page in memory at a time."""
-        log = rewinds.LogAtRevision(key, self.until, until)
-        async for revision, event in rewinds.decode_log(storage, log):
+        log = event_log.LogAtRevision(key, self.until, until)
+        async for revision, event in event_log.decode_log(storage, log):
             self.add(revision, event)
 
     def add(self, revision: int, event: Event) -> None:
@@ -153,7 +152,7 @@ class TrimConstraints:
         pending = (name for name, until in self.pending.items() if until > now)
         spans: list[tuple[int, float]] = [
             *self.spans,
-            *rewinds.undone_parts(self.rewinds, self.firsts),
+            *event_log.undone_parts(self.rewinds, self.firsts),
             *((self.calls[name], math.inf) for name in pending),
         ]
         cut = wanted
@@ -178,8 +177,7 @@ async def trim(
     """
     constraints: TrimConstraints | None = None
     for _ in range(TRIM_ATTEMPTS):
-        origin = await SessionWithInitialState.load(storage, key)
-        session = origin.session
+        session = await history.load_with_initial_state(storage, key)
         created, begins = session["create_time"], log_begins(session)
         if constraints is None or (constraints.created, constraints.begins) != (
             created,
@@ -201,12 +199,12 @@ async def trim(
             return await _resume_removal(storage, key, session)
         as_of = cut, session.get(REDACTIONS)
         if constraints.state is None or constraints.state[0] != as_of:
-            _, state = await history.states_at(storage, key, origin, cut)
+            state = await history.state_at(storage, key, session, cut)
             check_initial_state(state)
             constraints.state = as_of, state
         waiting = decode_waiting(session, storage.hooks)
         if any(each.revision <= cut for each in waiting.named):
-            log = rewinds.LogAtRevision(key, cut, session["revision"])
+            log = event_log.LogAtRevision(key, cut, session["revision"])
             waiting = await waiting_at(storage, log)
         try:
             await _set_cut(storage, session, cut, constraints.state[1], waiting=waiting)

@@ -34,11 +34,10 @@ from mongo_session_service.model.waiting_calls import (
     waiting_calls,
     waiting_step,
 )
-from mongo_session_service.sessions import event_log, queries, rewinds
-from mongo_session_service.sessions.rewinds import LogAtRevision
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.transactions import Transaction
 
 WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
@@ -55,29 +54,29 @@ _STEPS: Final = [
 _Steps = list[tuple[int, WaitingStep]]
 
 
-async def waiting_at(connection: Connection, log: LogAtRevision) -> WaitingCalls:
+async def waiting_at(storage: Storage, log: LogAtRevision) -> WaitingCalls:
     """Find what waits after a log; it may be of a session that is being copied."""
-    steps, firsts = await _read_steps(connection, log)
+    steps, firsts = await _read_steps(storage, log)
     return WaitingCalls.of(_without_undone(steps, firsts))
 
 
 async def waiting_fields_at(
-    connection: Connection, log: LogAtRevision, key: SessionKey
+    storage: Storage, log: LogAtRevision, key: SessionKey
 ) -> Document:
     """Encode what waits after a log, for the document of a new session."""
-    waiting = await waiting_at(connection, log)
-    fields = encode_waiting(waiting, key, connection.hooks)
+    waiting = await waiting_at(storage, log)
+    fields = encode_waiting(waiting, key, storage.hooks)
     return {name: it for name, it in fields.items() if it is not None}
 
 
 async def waiting_after(
-    connection: Connection, session: Document, appends: Sequence[tuple[int, Append]]
+    storage: Storage, session: Document, appends: Sequence[tuple[int, Append]]
 ) -> dict[int, Document]:
     """Encode what waits after each append that changes it, by revision.
 
     Given is the session's document before the appends, or its ``WAITING_HEAD``.
     """
-    hooks, key = connection.hooks, SessionKey(**session["_id"])
+    hooks, key = storage.hooks, SessionKey(**session["_id"])
     before = decode_waiting(session, hooks)
     rewound = {it.waiting.rewinds_before or "" for _, it in appends} - {""}
     is_counted = bool(rewound or before.more)
@@ -86,7 +85,7 @@ async def waiting_after(
     firsts: dict[str, int] = {}
     if is_counted:
         log = LogAtRevision(key, log_begins(session), session["revision"])
-        steps, firsts = await _read_steps(connection, log, rewound)
+        steps, firsts = await _read_steps(storage, log, rewound)
     found: dict[int, Document] = {}
     for revision, append in appends:
         step = append.waiting
@@ -132,20 +131,19 @@ async def waiting_after_batch(
     return found
 
 
-async def refresh_waiting(connection: Connection, key: SessionKey) -> bool:
+async def refresh_waiting(storage: Storage, key: SessionKey) -> bool:
     """Recompute a session's waiting calls from its log; True if they have changed."""
-    fields = dict.fromkeys(WAITING_HEAD, 1)
-    while session := await connection.sessions.find_one({"_id": key.id}, fields):
+    query = Query("sessions", {"_id": key.id}, fields=WAITING_HEAD)
+    while session := await storage.find_one(query, patient=True):
         if "revision" not in session:
             break
         log = LogAtRevision(key, log_begins(session), session["revision"])
-        waiting = await waiting_at(connection, log)
-        if waiting == decode_waiting(session, connection.hooks):
+        waiting = await waiting_at(storage, log)
+        if waiting == decode_waiting(session, storage.hooks):
             break
         as_read = {name: session.get(name) for name in ("_id", *WAITING_HEAD)}
-        change = queries.fields_update(encode_waiting(waiting, key, connection.hooks))
-        done = await connection.sessions.update_one(as_read, change)
-        if done.matched_count:
+        change = queries.fields_update(encode_waiting(waiting, key, storage.hooks))
+        if await storage.commit(Update("sessions", as_read, change)) == [1]:
             return True
     return False
 
@@ -153,7 +151,7 @@ async def refresh_waiting(connection: Connection, key: SessionKey) -> bool:
 def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
     """Find what waits after the steps of a log that no rewind has undone."""
     undoing = [(n, it.rewinds_before) for n, it in steps if it.rewinds_before]
-    undone = rewinds.undone_parts(undoing, firsts)
+    undone = event_log.undone_parts(undoing, firsts)
     return waiting_calls(
         (revision, step)
         for revision, step in steps
@@ -162,31 +160,28 @@ def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCal
 
 
 async def _read_steps(
-    connection: Connection, log: LogAtRevision, rewound: Iterable[str] = ()
+    storage: Storage, log: LogAtRevision, rewound: Iterable[str] = ()
 ) -> tuple[_Steps, dict[str, int]]:
     """Read the steps of a log, and where the invocations begin that are rewound."""
     steps: _Steps = []
     firsts: dict[str, int] = {}
-    async for revision, event in _read_events(connection, log):
+    async for revision, event in _read_events(storage, log):
         step = waiting_step(event)
         firsts.setdefault(step.invocation_id, revision)
         if step.has_effect:
             steps.append((revision, step))
     targets = {*rewound, *(it.rewinds_before or "" for _, it in steps)} - {""}
-    if targets and not rewinds.is_sealed(connection):
-        firsts = await rewinds.find_firsts(connection, log, targets)
+    if targets and not event_log.is_sealed(storage):
+        firsts = await event_log.find_firsts(storage, log, targets)
     return steps, firsts
 
 
 async def _read_events(
-    connection: Connection, log: LogAtRevision
+    storage: Storage, log: LogAtRevision
 ) -> AsyncGenerator[tuple[int, Event]]:
-    after, is_last = log.begins, False
-    more = {} if rewinds.is_sealed(connection) else {"$or": _STEPS}
-    while not is_last:
-        where = {**queries.events_until(log.key, log.until, after), **more}
-        page = await connection.retry(event_log.read_page, connection, where)
-        for each in page.events:
-            after = each["_id"]["revision"]
-            yield after, documents.decode_event(each, connection.hooks)
-        is_last = page.is_last
+    more = {} if event_log.is_sealed(storage) else {"$or": _STEPS}
+    query = Query("events", {**log.where, **more}, order=1)
+    async for page in storage.scan(query):
+        for each in page.documents:
+            event = documents.decode_event(each, storage.hooks)
+            yield each["_id"]["revision"], event

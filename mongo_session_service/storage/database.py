@@ -141,7 +141,7 @@ class Database:
             either = [self.routed(each) for each in filter_["$or"]]
             filter_ = {**filter_, "$or": either}
         ids = filter_.get("_id")
-        if "$or" in filter_ and self.is_sharded:
+        if ids is None and "$or" in filter_ and self.is_sharded:
             return {**filter_, "$or": [*map(self.routed, filter_["$or"])]}
         # One _id holds the fields; to look for a mongos takes longer.
         if not isinstance(ids, dict) or not next(iter(ids), "").startswith("$"):

@@ -34,8 +34,8 @@ from mongo_session_service.sessions.deletion import (
     remove_some,
 )
 from mongo_session_service.sessions.details import ANNOUNCED, details_announcement
+from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.queries import fields_update
-from mongo_session_service.sessions.rewinds import LogAtRevision
 from mongo_session_service.sessions.waiting_log import (
     waiting_after,
     waiting_fields_at,

@@ -15,6 +15,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.statements import Query
 
 KEY = SessionKey("app", "ada", "s")
 
@@ -134,7 +135,9 @@ async def test_a_page_is_a_range_of_the_index(
     order = -1 if newest_first else 1
     for where in (
         queries.events_after(KEY, 100, 200),
-        queries.events_of_user("app", "ada", KEY.event_id(290)),
+        Query("events", queries.events_of_user("app", "ada"))
+        .after(KEY.event_id(290))
+        .filter,
     ):
         stages = [{"$match": where}, {"$sort": {"_id": order}}, {"$limit": 50}]
         command = {"aggregate": "events", "pipeline": stages, "cursor": {}}

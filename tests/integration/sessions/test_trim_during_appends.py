@@ -62,7 +62,7 @@ async def test_a_rewind_that_comes_while_the_log_is_read(
     for turn in "abcd":
         await service.append_event(session, Event(author="x", invocation_id=turn))
     rewind = EventActions(rewind_before_invocation_id="b")
-    states_at, reads = history.states_at, 0
+    state_at, reads = history.state_at, 0
 
     async def rewound_meanwhile(*args: Any) -> Any:
         nonlocal reads
@@ -70,9 +70,9 @@ async def test_a_rewind_that_comes_while_the_log_is_read(
         if reads == 1:
             event = Event(author="user", invocation_id="r", actions=rewind)
             await service.append_event(session, event)
-        return await states_at(*args)
+        return await state_at(*args)
 
-    monkeypatch.setattr(history, "states_at", rewound_meanwhile)
+    monkeypatch.setattr(history, "state_at", rewound_meanwhile)
 
     assert await service.trim_session(**IDS, before_revision=4) == 1
     assert reads == 2

@@ -63,7 +63,7 @@ async def test_only_what_asks_or_answers_costs_a_read(
     sent = CommandsSent()
     async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
         borrowing = MongoSessionService(client=client, database=database)
-        await borrowing.get_session(**KEY)
+        await borrowing.setup()
         for event, reads in (say("Hi", "i1"), 0), (ask("c1"), 1), (answer("c1"), 1):
             session = await borrowing.get_session(**KEY)
             assert session is not None

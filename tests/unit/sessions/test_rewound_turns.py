@@ -7,7 +7,7 @@ from google.adk.events._rewind_events import _apply_rewinds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.sessions.rewinds import undone_parts
+from mongo_session_service.sessions.event_log import undone_parts
 
 TURNS = st.sampled_from(["", "a", "b", "c"])
 STEPS = st.lists(st.tuples(TURNS, st.none() | TURNS), max_size=14)

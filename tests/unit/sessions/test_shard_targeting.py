@@ -25,7 +25,7 @@ APP, USER = {"_id.app_name": "app"}, {"_id.app_name": "app", "_id.user_id": "ada
         (queries.all_events(KEY), USER),
         (queries.events_after(KEY, 3, 9), USER),
         (queries.events_until(KEY, 9, 3), USER),
-        (queries.events_of_user("app", "ada", KEY.event_id(3)), USER),
+        (queries.events_of_user("app", "ada"), USER),
         (queries.all_sessions("app", "ada"), USER),
         (queries.all_sessions("app", None), APP),
         (queries.all_user_states("app", None), APP),
