@@ -96,14 +96,13 @@ from mongo_session_service.storage.translation import (
 )
 from mongo_session_service.storage.uri import ConnectionSettings
 from mongo_session_service.telemetry import Operation, traced
-from mongo_session_service.turns import turn_status
+from mongo_session_service.turns.closing_events import with_reason
 from mongo_session_service.turns.running_turns import (
     RunArguments,
     RunningTurn,
     RunningTurns,
 )
-from mongo_session_service.turns.seals import with_reason
-from mongo_session_service.turns.turn import Turn, Turns
+from mongo_session_service.turns.turn import Turn, Turns, find_turns, request_stop
 from mongo_session_service.turns.waiting_line import remove_silent_waiters
 
 if TYPE_CHECKING:
@@ -521,14 +520,14 @@ class MongoSessionService(BaseSessionService):
         if event.actions.rewind_before_invocation_id:
             stored = await history.complete_rewind(backend.connection, key, event)
         if turn is not None:
-            stored = with_reason(stored, turn.stop_reason)
+            stored = with_reason(stored, turn.info.reason)
         fence = None if turn is None else turn.fence
         appended = await backend.appender.append(
             key, session, stored, fence, started, is_rebasing=is_rebasing
         )
         await self._show(session, event, stored, appended)
         if turn is not None:
-            turn.note_append(started)
+            turn.extend(started)
 
     async def _show(
         self, session: Session, event: Event, stored: Event, appended: Appended
@@ -681,7 +680,7 @@ class MongoSessionService(BaseSessionService):
         if validation.check_flag("interrupt", interrupt):
             reason = "another turn was started"
             async with self._backends.in_call() as backend:
-                await turn_status.request_stop(backend.connection, turn.key, reason)
+                await request_stop(backend.connection, turn.key, reason)
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )
@@ -713,7 +712,7 @@ class MongoSessionService(BaseSessionService):
         if reason is not None:
             reason = validation.check_string("reason", reason)[:1000]
         async with self._backends.in_call() as backend:
-            is_running = await turn_status.request_stop(backend.connection, key, reason)
+            is_running = await request_stop(backend.connection, key, reason)
         if is_running and (running := self._running_turns.find(key)):
             running.request_stop(reason)
         return is_running
@@ -738,9 +737,7 @@ class MongoSessionService(BaseSessionService):
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
         async with self._backends.in_call() as backend:
-            return await turn_status.find_turns(
-                backend.connection, app_name, user_id, status
-            )
+            return await find_turns(backend.connection, app_name, user_id, status)
 
     async def recover_turns(
         self,
@@ -749,7 +746,7 @@ class MongoSessionService(BaseSessionService):
         resume: bool = False,
         run_config: RunConfig | None = None,
     ) -> None:
-        """Seals the abandoned turns of the runner's app, until it is cancelled.
+        """Closes the abandoned turns of the runner's app, until it is cancelled.
 
         A turn is abandoned when its process has ended, or is paused for long. The
         calls that it has left open are answered with an error, so that the session can
@@ -779,7 +776,7 @@ class MongoSessionService(BaseSessionService):
                             )
                         else:
                             async with turn:
-                                turn.note_death()
+                                turn.fail_if_taken_over()
             await asyncio.sleep(self._limits.recovery_seconds)
 
     @override

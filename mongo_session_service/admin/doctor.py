@@ -29,7 +29,7 @@ from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.outages import topology_of
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.transactions import Transaction
-from mongo_session_service.turns.turn_status import find_turns
+from mongo_session_service.turns.turn import find_turns
 
 _SHOWN: Final = 3
 """Abandoned turns that are named."""

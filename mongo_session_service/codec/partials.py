@@ -1,4 +1,4 @@
-"""Partial documents: what a running turn has said and not stored, and how it stands."""
+"""Partial documents: what a running turn has produced, and how it stands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_PARTIAL_CHARACTERS: Final = 1_000_000
 def partial_document(
     turn: TurnInfo, number: int, time: datetime, event: Event | None, hooks: Hooks
 ) -> Document:
-    """Return the document of what was said, or, without an event, of a turn's status.
+    """Return the document of a partial event, or, without one, of a turn's status.
 
     Its ``number`` is its place among the documents of the turn, which rises; the time
     is the server's, about, when it is written.
@@ -59,7 +59,7 @@ def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
 
 
 def cut_text(event: Event) -> Iterator[Event]:
-    """Cut a partial event into ones that can be stored, and together say the same."""
+    """Cut a partial event into ones that can be stored, and together are the same."""
     parts = (event.content and event.content.parts) or []
     if (
         event.content is None

@@ -87,14 +87,14 @@ class Fetcher:
         return found
 
     def has_fetched_until(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
-        """Tell whether everything that was committed until then has been fetched."""
+        """Whether everything that was committed until then has been fetched."""
         if cluster_time is None or self.position.is_replaying:
             return False
         return cluster_time <= self._read_until
 
     @property
     def _has_more(self) -> bool:
-        """Tell whether the next change was read already."""
+        """Whether the next change was read already."""
         return bool(self._page or (self._stream and self._stream.has_more))
 
     async def _fetch_one(self) -> Delivery | None:
@@ -154,7 +154,7 @@ class Fetcher:
         return None
 
     def _was_delivered(self, mark: str, cluster_time: Timestamp) -> bool:
-        """Tell whether a change of the position's own time was delivered before."""
+        """Whether a change of the position's own time was delivered before."""
         if self._passed is None or cluster_time != self.position.start:
             self._passed = None
             return False
@@ -229,6 +229,6 @@ def _was_replayed(document: Document, last: Document | None) -> bool:
 
 
 def _is_trimmed_event(id_: Document, position: dict[str, int]) -> bool:
-    """Tell whether an event of the same session is not after a position in the log."""
+    """Whether an event of the same session is not after a position in the log."""
     revision, last = id_["revision"], position["revision"]
     return revision <= last and id_ == {**position, "revision": revision}

@@ -2,7 +2,8 @@
 
 This is the rule of ADK's own index of open interrupts, which is private there: see
 ``google.adk.events._interrupts``. Two things are added to it, which ADK finds elsewhere
-or does not have: the seals of an invocation that was cut off, and redacted events.
+or does not have: the closing events of an invocation that was cut off, and redacted
+events.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAX_NAMED: Final = 100
 """Waiting calls that a session's document names; of more it has the number."""
 
 ABORTED: Final = "INVOCATION_ABORTED"
-"""The error code of ADK's seals, by which it knows them."""
+"""The error code of closing events, by which ADK recognises its own."""
 
 REDACTED: Final = "__redacted__"
 """The custom metadata that marks an event whose content was replaced."""

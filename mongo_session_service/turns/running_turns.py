@@ -24,7 +24,6 @@ from mongo_session_service.errors import (
     turn_lost_error,
 )
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.model.results import TurnPhase
 from mongo_session_service.storage.tasks import (
     Supervisor,
     background,
@@ -32,15 +31,20 @@ from mongo_session_service.storage.tasks import (
     uninterrupted,
 )
 from mongo_session_service.telemetry import TurnSpan
-from mongo_session_service.turns import turn_status
-from mongo_session_service.turns.partial_texts import EventInbox, PartialText, text_kind
-from mongo_session_service.turns.partial_writer import PartialQueue, PartialWriter
-from mongo_session_service.turns.seals import abandoned_seals, interrupted, stop_seals
-from mongo_session_service.turns.turn import Turn
+from mongo_session_service.turns.closing_events import (
+    close_abandoned,
+    close_stopped,
+    interrupted,
+)
+from mongo_session_service.turns.partials import (
+    EventInbox,
+    PartialQueue,
+    PartialWriter,
+    is_text,
+)
+from mongo_session_service.turns.turn import Turn, requested_stops
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from google.adk.agents.run_config import RunConfig
     from google.adk.runners import Runner
     from google.genai import types
@@ -108,10 +112,8 @@ class RunningTurn:
         """Raised to its readers if another caller has taken the turn over."""
         self._aborts = asyncio.Event()
         """ADK's signal."""
-        self._events: list[Event] = []
-        """All whole ones."""
-        self._texts: dict[Hashable, PartialText] = {}
-        """The texts said so far of events that are not whole yet."""
+        self._so_far = EventInbox()
+        """What a reader receives that comes now."""
         self._inboxes: dict[EventInbox, asyncio.Event] = {}
         self._task: asyncio.Task[None]
 
@@ -121,7 +123,7 @@ class RunningTurn:
     @property
     def epoch(self) -> int:
         """The number of the turn: each turn of a session has a higher one."""
-        return self.turn.epoch
+        return self.turn.info.epoch
 
     @property
     def is_done(self) -> bool:
@@ -147,9 +149,7 @@ class RunningTurn:
             task.result()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        inbox, has_more = EventInbox(), asyncio.Event()
-        for event in (*self._events, *(it.joined() for it in self._texts.values())):
-            inbox.add_event(event)
+        inbox, has_more = self._so_far.copy(), asyncio.Event()
         self._inboxes[inbox] = has_more
         try:
             while True:
@@ -168,12 +168,12 @@ class RunningTurn:
         """Wait for its end, and return all whole events of the runner.
 
         Raises:
-            MongoSessionServiceError: storage failed, or the turn was lost, as its
-                subclasses say; what the agent raised is raised as it is.
+            MongoSessionServiceError: storage failed, or the turn was lost: one of its
+                subclasses; what the agent raised is raised as it is.
         """
         await self.wait_end()
         self._raise_failure()
-        return [*self._events]
+        return [each for each in self._so_far if not each.partial]
 
     async def wait_end(self) -> None:
         """Wait until it has ended, however."""
@@ -182,7 +182,7 @@ class RunningTurn:
     def request_stop(self, reason: str | None) -> None:
         """Ask the agent to stop soon; the first reason counts."""
         if not self._is_stopped.is_set():
-            self.turn.stop_reason = reason
+            self.turn.set_status("stopping", reason=reason)
             self._is_stopped.set()
 
     def end_if_lost(self) -> None:
@@ -195,7 +195,7 @@ class RunningTurn:
         """Stop the agent, and return when the turn has ended; idempotent.
 
         Open calls are answered with an error, as ADK does it when a client aborts, and
-        what was said of an answer so far is kept, see ``start_turn``.
+        what there is of an answer so far is kept, see ``start_turn``.
 
         Args:
             reason: Why: shown in the turn's status.
@@ -208,30 +208,29 @@ class RunningTurn:
             raise error
 
     async def _hold_turn(self) -> None:
-        """Hold the turn while the runner runs, and note its begin and end."""
+        """Hold the turn while the runner runs; followers see its begin and end."""
         try:
             async with self.turn:
                 if self._is_resumption:
-                    invocation_id = await self.turn.note_resumption()
+                    invocation_id = await self.turn.claim_resumption()
                     if invocation_id is None:
-                        self.turn.note_death()
+                        self.turn.fail_if_taken_over()
                         return
                     self._run_arguments["invocation_id"] = invocation_id
-                self._partials = PartialQueue(self.turn.turn_info("running"))
-                self._note_status("running")
+                self._partials = PartialQueue(self.turn.info)
+                self._write_status()
                 with self._span() as span:
                     running = asyncio.create_task(self._run_agent())
                     self._has_begun.set()
                     await self._await_agent(running)
-                    await self._seal_log(running)
-                    span.status = self.turn.turn_info().status
-                    span.error_type = self.turn.error_type
+                    await self._close_log(running)
+                    info = self.turn.info
+                    span.status, span.error_type = info.status, info.error_type
         finally:
-            if self._partials is not None:
-                self._note_status()
+            self._write_status()
         if self._loss is not None:
             raise self._loss
-        if self.turn.error_type is not None:
+        if info.error_type is not None:
             running.result()
 
     def _span(self) -> TurnSpan:
@@ -245,15 +244,16 @@ class RunningTurn:
             await _wait_for_either(running, self._is_stopped)
             if not running.done():
                 if self._loss is None:
-                    self._note_status("stopping")
+                    self.turn.set_status("stopping")
+                    self._write_status()
                 await self._end_agent(running)
         finally:  # also when the event loop ends, which cancels all tasks
             running.cancel()
 
-    def _note_status(self, status: TurnPhase | None = None) -> None:
-        """Tell other processes how the turn stands, or how it ends."""
+    def _write_status(self) -> None:
+        """Show followers in other processes how the turn stands, or has ended."""
         if self._partials is not None:
-            self._partials.note_status(self.turn.turn_info(status))
+            self._partials.add_status(self.turn.info)
             self._writer.write_soon(self._partials)
 
     async def _run_agent(self) -> None:
@@ -272,20 +272,10 @@ class RunningTurn:
 
     def _publish(self, event: Event) -> None:
         """Hand an event to all readers, and keep it for those that come later."""
-        if kind := text_kind(event):
-            if kind in self._texts:
-                self._texts[kind].add_piece(event)
-            else:
-                self._texts[kind] = PartialText(event)
-        elif not event.partial:
-            self._events.append(event)
-            self._texts = {
-                kind: text
-                for kind, text in self._texts.items()
-                if text.event_id != event.id
-            }
+        if is_text(event) or not event.partial:
+            self._so_far.add_event(event)
         if event.partial and self._partials is not None and self.turn.is_held:
-            self._partials.add_event(event)
+            self._partials.add_partial(event)
             self._writer.write_soon(self._partials)
         for inbox, has_more in self._inboxes.items():
             inbox.add_event(event)
@@ -308,34 +298,37 @@ class RunningTurn:
                 quoted(self.turn.key.session_id),
             )
 
-    async def _seal_log(self, running: asyncio.Task[None]) -> None:
-        """Answer the calls that are still open, and note how the turn has ended."""
+    async def _close_log(self, running: asyncio.Task[None]) -> None:
+        """Set how the turn has ended, and close what it has left open in the log."""
         turn = self.turn
         error: BaseException | None = self._loss
         if error is None and running.done() and not running.cancelled():
             error = running.exception()
         is_stopped = self._is_stopped.is_set() and self._loss is None
-        if error is not None and not is_stopped:
-            turn.has_failed, turn.error_type = True, type(error).__qualname__
+        if is_stopped:
+            turn.set_status("stopped")
+        elif error is None:
+            turn.set_status("ended")
+            return
+        else:
+            turn.set_status("failed", error=type(error).__qualname__)
             logger.warning(
                 "The turn of session %s has failed with %s.",
                 quoted(turn.key.session_id),
-                turn.error_type,
+                turn.info.error_type,
             )
-        if is_stopped or error is not None:
-            with suppress(MongoSessionServiceError):  # the next turn seals it
-                log = await turn.load_own_events()
-                if not is_stopped:
-                    seals = abandoned_seals(log)
-                else:
-                    turn.is_stopped = True
-                    seals = stop_seals(log, self._runner.agent.name)
-                    if self._keeps_partial_answer:
-                        said = [text.joined() for text in self._texts.values()]
-                        seals += interrupted(said, log)
-                for seal in seals:
-                    await turn.append_event(seal)
-                    self._publish(seal)
+        with suppress(MongoSessionServiceError):  # the next turn closes it
+            log = await turn.load_own_events()
+            if is_stopped:
+                closing = close_stopped(log, self._runner.agent.name)
+                if self._keeps_partial_answer:
+                    texts = [each for each in self._so_far if is_text(each)]
+                    closing += interrupted(texts, log)
+            else:
+                closing = close_abandoned(log)
+            for event in closing:
+                await turn.append_event(event)
+                self._publish(event)
 
 
 async def _wait_for_either(task: asyncio.Task[None], event: asyncio.Event) -> None:
@@ -414,7 +407,7 @@ class RunningTurns:
                 async with self.backends.in_call() as backend:
                     pause = backend.connection.limits.stop_poll_seconds
                     keys = [each.turn.key for each in here.turns]
-                    stops = await turn_status.requested_stops(backend.connection, keys)
+                    stops = await requested_stops(backend.connection, keys)
                 for each in here.turns:
                     epoch, reason = stops.get(each.turn.key, (0, None))
                     if epoch == each.epoch:

@@ -1,4 +1,14 @@
-"""Turn: the exclusive right to work on a session, held for the body of a statement."""
+"""Turn: the exclusive right to work on a session, held for the body of a statement.
+
+The field ``turn`` of a session's document has, beside the lease's fields and those of
+the waiting line:
+
+- ``first_revision``: of the first event that was appended within the turn. It goes when
+  the turn is released; so who acquires the turn knows whether it was abandoned.
+- ``stop``: that somebody wants the turn to be stopped, and why.
+- ``resumed``: the invocation that was resumed last after its turn was abandoned.
+- ``ended``: status, begin, host, reason and error of the last turn that was released.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +17,7 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -17,7 +28,8 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.codec.adk_session import to_session
-from mongo_session_service.codec.partials import encode_turn
+from mongo_session_service.codec.document_size import cut_by_id_size
+from mongo_session_service.codec.partials import decode_turn, encode_turn
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     TurnTakenError,
@@ -27,18 +39,21 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import (
+    Document,
     SessionKey,
     StoredSession,
     TurnFence,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
-from mongo_session_service.storage.lease import Lease, LeaseRenewer
-from mongo_session_service.storage.retries import retry_soon
+from mongo_session_service.sessions import queries
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
+from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
-from mongo_session_service.turns import turn_status, waiting_line
-from mongo_session_service.turns.partial_writer import announce_abandoned
-from mongo_session_service.turns.seals import abandoned_seals, with_reason
+from mongo_session_service.turns import waiting_line
+from mongo_session_service.turns.closing_events import close_abandoned, with_reason
+from mongo_session_service.turns.partials import announce_abandoned
 from mongo_session_service.turns.waiting_line import Ticket, WaitingLine
 
 logger = logging.getLogger(__name__)
@@ -46,6 +61,8 @@ logger = logging.getLogger(__name__)
 _held: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 """The turns in whose bodies the running code is."""
 
+HELD: Final = "turn.holder"
+_LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DIED: Final = "its process died"
 _NESTED: Final = (
     "The turn of session {} is held here already, so that a second one would wait for"
@@ -73,7 +90,7 @@ class Turns:
             if each.key == key and each.turns is self:
                 if each.is_held:
                     return each
-                if each.is_stopped:
+                if each.info.status == "stopped":
                     raise turn_stopped_error(key.session_id)
         return None
 
@@ -104,24 +121,17 @@ class Turn:
         """The invocation that the turn before was running when its process died."""
         self._first_revision = 0
         """The revision of its first event; 0 if it has none."""
-        self._since = datetime.min  # noqa: DTZ901  as the driver decodes times
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
-        self.is_stopped = False
-        """Whether somebody has stopped it; what still runs in it can append nothing."""
-        self.stop_reason: str | None = None
-        self.has_failed = False
-        self.error_type: str | None = None
-        """The class of the error that has ended it."""
-
-    @property
-    def epoch(self) -> int:
-        """How often the turn of this session was acquired, this time included."""
-        return self._lease.epoch
+        self.info = TurnInfo(
+            *key, epoch=0, status="running", since=_LONG_AGO, host=socket.gethostname()
+        )
+        """How it stands, and how it has ended. What still runs in a stopped one can
+        append nothing."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether a renewal has shown that another caller has taken it over."""
+        """Whether another caller is known to have taken it over."""
         return self._lease.is_lost
 
     @property
@@ -132,39 +142,49 @@ class Turn:
     async def load_own_events(self) -> list[Event]:
         """Load the events that were appended in this turn."""
         async with self.turns.backends.in_call() as backend:
-            self._first_revision = await turn_status.first_revision(
-                backend.connection, self.key
-            )
+            fields = (queries.TURN_FIRST_REVISION,)
+            query = Query("sessions", {"_id": self.key.id}, fields=fields)
+            session = await backend.connection.find_one(query) or {}
+            self._first_revision = session.get("turn", {}).get("first_revision", 0)
             return self._own_events(await self._load(backend))
 
-    def note_death(self) -> None:
-        """Note that a process has died in it, if that is why the caller has it."""
-        if self._lease.replaces_dead:
-            self.has_failed, self.stop_reason = True, _DIED
+    def set_status(
+        self, status: TurnPhase, reason: str | None = None, error: str | None = None
+    ) -> None:
+        """Set how it stands, and why; the reason stays if none is given."""
+        info = self.info
+        self.info = info._replace(
+            status=status, reason=reason or info.reason, error_type=error
+        )
 
-    async def note_resumption(self) -> str | None:
-        """Note that the abandoned invocation is resumed; its id, the first time."""
+    def fail_if_taken_over(self) -> None:
+        """Let it end as failed if the caller has it since a process has died in it."""
+        if self._lease.replaces_dead:
+            self.set_status("failed", reason=_DIED)
+
+    async def claim_resumption(self) -> str | None:
+        """Return the abandoned invocation if it was not resumed before, and is now."""
         invocation_id = self.abandoned_invocation
-        if invocation_id is not None:
-            async with self.turns.backends.in_call() as backend:
-                if await turn_status.note_resumption(
-                    backend.connection, self.key, invocation_id
-                ):
-                    return invocation_id
-        return None
+        if invocation_id is None:
+            return None
+        new = {"_id": self.key.id, "turn.resumed": {"$ne": invocation_id}}
+        change = {"$set": {"turn.resumed": invocation_id}}
+        async with self.turns.backends.in_call() as backend:
+            (found,) = await backend.connection.commit(Update("sessions", new, change))
+        return invocation_id if found else None
 
     async def append_event(self, event: Event) -> None:
         """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
         async with self.turns.backends.in_write() as backend:
             end = to_session(await backend.reads.load_end(self.key))
-            event = with_reason(event, self.stop_reason)
+            event = with_reason(event, self.info.reason)
             await backend.appender.append(
                 self.key, end, event, self.fence, started, is_rebasing=True
             )
 
-    def note_append(self, started: float) -> None:
-        """Note an append in its body, which has renewed it."""
+    def extend(self, started: float) -> None:
+        """An append in its body, which began then, has renewed it."""
         self._lease.renewed_at = started
 
     async def __aenter__(self) -> Session:
@@ -174,12 +194,9 @@ class Turn:
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name, session_id):
             async with self.turns.backends.in_call() as backend:
-                connection = backend.connection
-                self._lease = Lease(
-                    connection, connection.sessions.name, self.key.id, "turn."
-                )
-                self._client_sessions = backend.connection.client_sessions
-                self._line = backend.part(WaitingLine, connection)
+                storage = backend.connection
+                self._lease = storage.lease("sessions", self.key.id, "turn.")
+                self._line = backend.part(WaitingLine, storage)
                 try:
                     session = await self._begin_turn(backend)
                 except BaseException:
@@ -213,13 +230,14 @@ class Turn:
             count(ABANDONED_TURNS, self.turns.database_name)
             own = self._own_events(stored)
             self.abandoned_invocation = own[-1].invocation_id if own else None
-            if seals := abandoned_seals(own):
-                for seal in seals:
-                    await self.append_event(seal)
+            if closing := close_abandoned(own):
+                for event in closing:
+                    await self.append_event(event)
                 stored = await self._load(backend)
-            connection = backend.connection
-            await announce_abandoned(connection, self.key, self.epoch - 1, self._since)
-            await turn_status.forget_first_revision(connection, self.key)
+            storage, info = backend.connection, self.info
+            await announce_abandoned(storage, self.key, info.epoch - 1, info.since)
+            closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
+            await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
         return to_session(stored)
 
     async def _load(self, backend: Backend) -> StoredSession:
@@ -240,8 +258,9 @@ class Turn:
 
     async def _acquire(self, ticket: Ticket | None = None) -> bool:
         """Acquire the turn if it is free, and not awaited by those with a ticket."""
-        self._lease.client_sessions = await self._client_sessions.ids()
-        where = waiting_line.stored_session_filter(self._lease.connection, self.key)
+        storage = self._lease.connection
+        self._lease.client_sessions = await storage.client_sessions.ids()
+        where = waiting_line.stored_session_filter(storage, self.key)
         if ticket is None:
             where["turn.is_awaited"] = None
         async with self._line.acquiring:
@@ -249,10 +268,11 @@ class Turn:
                 where, self._seconds_left, forget=("stop", "ended")
             )
         if turn is not None:
-            self._since = turn["since"]
+            since = turn["since"].replace(tzinfo=UTC)
+            self.info = self.info._replace(epoch=turn["epoch"], since=since)
             self._first_revision = turn.get("first_revision", 0)
         if turn is not None and ticket and turn["ticket"] == ticket.number:
-            await uninterrupted(waiting_line.end_line(self._lease.connection, ticket))
+            await uninterrupted(waiting_line.end_line(storage, ticket))
         return turn is not None
 
     async def _try_once(self) -> None:
@@ -290,10 +310,10 @@ class Turn:
             self._ticket = None
 
     async def _busy_error(self) -> TimeoutError:
-        """The error that says who has the turn."""
-        connection = self._lease.connection
-        where = waiting_line.stored_session_filter(connection, self.key)
-        session = await retry_soon(connection.sessions.find_one, where, {"turn": 1})
+        """Return the error that names who has the turn."""
+        storage = self._lease.connection
+        where = waiting_line.stored_session_filter(storage, self.key)
+        session = await storage.find_one(Query("sessions", where, fields=("turn",)))
         if session is None:
             raise session_not_found_error(self.key.session_id)
         turn = session.get("turn", {})
@@ -310,6 +330,8 @@ class Turn:
 
     async def _end_turn(self) -> None:
         self.is_held = False
+        if self.info.status in {"running", "stopping"}:
+            self.set_status("ended")
         self.turns.renewer.discard_lease(self._lease)
         try:
             await uninterrupted(self._release_turn())
@@ -319,23 +341,83 @@ class Turn:
         finally:
             self.turns.announce_release()
 
-    def turn_info(self, status: TurnPhase | None = None) -> TurnInfo:
-        """The turn with this status; by default that with which it ends."""
-        ended: TurnPhase = "failed" if self.has_failed else "ended"
-        return TurnInfo(
-            *self.key,
-            epoch=self.epoch,
-            status=status or ("stopped" if self.is_stopped else ended),
-            since=self._since.replace(tzinfo=UTC),
-            host=socket.gethostname(),
-            reason=self.stop_reason,
-            error_type=self.error_type,
-        )
-
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
         async with self.turns.backends.in_call() as backend:
             self._lease.connection = backend.connection
-            ended = encode_turn(self.turn_info())
+            ended = encode_turn(self.info)
             await self._lease.release_lease(ended, forget=("stop", "first_revision"))
             await self._return_ticket()
+
+
+async def request_stop(storage: Storage, key: SessionKey, reason: str | None) -> bool:
+    """Let the turn of a session be stopped soon; False if none runs."""
+    stop = {"turn.stop": {} if reason is None else {"reason": reason}}
+    running = {"_id": key.id, HELD: {"$exists": True}}
+    is_held = {"$expr": {"$not": lease_is_free(storage, "turn.")}}
+    stopping = Update("sessions", {**running, **is_held}, {"$set": stop})
+    turn = storage.lease("sessions", key.id, "turn.")
+    return await turn.write_past_dead_holder(storage.commit(stopping)) == [1]
+
+
+async def requested_stops(
+    storage: Storage, keys: Iterable[SessionKey]
+) -> dict[SessionKey, tuple[int, str | None]]:
+    """Find epoch and reason of the turns, of some sessions, that are to be stopped."""
+    stops: dict[SessionKey, tuple[int, str | None]] = {}
+    for some in cut_by_id_size(keys):
+        ids = {"$in": [each.id for each in some]}
+        where = {"_id": ids, "turn.stop": {"$exists": True}}
+        query = Query("sessions", where, fields=("turn.epoch", "turn.stop"))
+        (found,) = await storage.read(query)
+        for each in found:
+            turn = each["turn"]
+            stops[SessionKey(**each["_id"])] = turn["epoch"], turn["stop"].get("reason")
+    return stops
+
+
+async def find_turns(
+    storage: Storage,
+    app_name: str | None,
+    user_id: str | None,
+    status: TurnPhase | None,
+) -> list[TurnInfo]:
+    """Find turns, in the order of app, user and session."""
+    where = turns_filter(app_name, user_id, status, storage.clock.now())
+    fields = {"turn": 1, "is_free": lease_is_free(storage, "turn.")}
+    stages: list[Document] = [{"$project": fields}]
+    if status == "abandoned":
+        stages.append({"$match": {"is_free": True}})
+    (found,) = await storage.read(Query("sessions", where, then=tuple(stages)))
+    turns = [_turn_info(each) for each in found]
+    return sorted(each for each in turns if status in {None, each.status})
+
+
+def turns_filter(
+    app_name: str | None, user_id: str | None, status: TurnPhase | None, now: float
+) -> Document:
+    """The filter of sessions whose turns may have a status."""
+    where: Document = {**queries.visible_filter(now)}
+    if app_name is not None:
+        where["_id.app_name"] = app_name
+    if user_id is not None:
+        where["_id.user_id"] = user_id
+    if status in {None, "running", "stopping", "abandoned"}:
+        # All of them are in an index, in the order of their begin.
+        return {**where, HELD: {"$exists": True}, "turn.since": {"$gt": _LONG_AGO}}
+    return {**where, "turn.ended.status": status}
+
+
+def _turn_info(session: Document) -> TurnInfo:
+    turn = session["turn"]
+    fields = turn.get("ended")
+    if "holder" in turn:
+        stop = turn.get("stop")
+        running = "running" if stop is None else "stopping"
+        fields = {
+            "status": "abandoned" if session["is_free"] else running,
+            "since": turn["since"],
+            "host": turn["holder"]["host"],
+            **(stop or {}),
+        }
+    return decode_turn(SessionKey(**session["_id"]), turn["epoch"], fields)

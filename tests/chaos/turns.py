@@ -441,7 +441,7 @@ def _has_progress(admin: MongoClient[Any]) -> bool:
 
 
 def _own_events(admin: MongoClient[Any]) -> Counter[str]:
-    """How many events bodies have appended to each session, without seals."""
+    """How many events bodies have appended to each session, without closing ones."""
     own = {"event.author": {"$regex": "/"}, "event.error_code": None}
     by_session = {"_id": "$_id.session_id", "count": {"$sum": 1}}
     found = admin[DATABASE].events.aggregate([{"$match": own}, {"$group": by_session}])
@@ -453,7 +453,7 @@ def _judge(admin: MongoClient[Any], outcome: Outcome, longest: float) -> None:
     for number in range(2 * SESSIONS):
         where = {"_id.session_id": str(number)}
         log = list(admin[DATABASE].events.find(where).sort("_id", 1))
-        # Seals are of the body's invocation, and of another author.
+        # Closing events are of the body's invocation, and of another author.
         events = [each["event"] for each in log]
         bodies = [it.get("invocation_id") or it["author"] for it in events]
         runs = [body for body, _ in itertools.groupby(bodies)]
@@ -473,7 +473,7 @@ def _judge(admin: MongoClient[Any], outcome: Outcome, longest: float) -> None:
         )
         if calls != answers:
             outcome.complaints.append(f"calls and answers differ: {calls - answers}")
-        # A seal's is by the clock of whoever seals, which may be wrong.
+        # A closing event's is by the clock of whoever closes, which may be wrong.
         own = [it for it in events if "/" in it["author"] and "error_code" not in it]
         gap = max(
             after["timestamp"]

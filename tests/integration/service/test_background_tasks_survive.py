@@ -22,7 +22,7 @@ from mongo_session_service import MongoSessionService, MongoSessionServiceError
 from mongo_session_service.changes import decoder
 from mongo_session_service.sessions import sweep
 from mongo_session_service.storage import lease
-from mongo_session_service.turns import turn_status, waiting_line
+from mongo_session_service.turns import running_turns, waiting_line
 
 Kill = Callable[[ModuleType, str], None]
 QUOTED = "what an error may quote"
@@ -107,7 +107,7 @@ async def test_a_running_turn_is_stopped_after_its_poll_has_died(
 ) -> None:
     """The look for stops is there again when somebody asks for one."""
     await service.create_session(**IDS)
-    kill(turn_status, "requested_stops")
+    kill(running_turns, "requested_stops")
     runner = Runner(
         agent=SilentAgent(name="agent"),
         app_name=IDS["app_name"],

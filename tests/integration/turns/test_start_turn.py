@@ -31,7 +31,7 @@ from mongo_session_service import (
     MongoSessionService,
     RunningTurn,
 )
-from mongo_session_service.turns.turn_status import turns_filter
+from mongo_session_service.turns.turn import turns_filter
 
 OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
 STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
@@ -304,7 +304,7 @@ async def test_a_turn_that_was_taken_over_ends(
 
 
 @pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
-async def test_the_next_turn_seals_an_abandoned_one(
+async def test_the_next_turn_closes_an_abandoned_one(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
     """The open call is answered; one that waits for a person since before stays."""

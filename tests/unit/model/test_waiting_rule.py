@@ -72,7 +72,7 @@ def test_a_log_is_the_sum_of_its_appends(log: list[Event], cut: int) -> None:
     )
 
 
-def test_a_seal_answers() -> None:
+def test_a_closing_event_answers() -> None:
     """What an invocation that was cut off had asked waits no longer."""
     asked = Event(
         author="agent",
@@ -81,9 +81,9 @@ def test_a_seal_answers() -> None:
     )
     answer = types.Content(role="user", parts=[response_part("c1")])
     pending = Event(author="agent", content=answer)
-    sealed = Event(author="agent", content=answer, error_code="INVOCATION_ABORTED")
+    closing = Event(author="agent", content=answer, error_code="INVOCATION_ABORTED")
     assert waiting([asked, pending]) == [("c1", "agent")]
-    assert waiting([asked, pending, sealed]) == []
+    assert waiting([asked, pending, closing]) == []
 
 
 def test_most_events_have_no_effect() -> None:

@@ -1,4 +1,4 @@
-"""Seals of a stopped turn are those that ADK writes when a client aborts."""
+"""Closing events of a stopped turn are those of ADK when a client aborts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.turns.seals import stop_seals
+from mongo_session_service.turns.closing_events import close_stopped
 
 NEW = {"id", "timestamp"}
-"""Fields that each seal has of its own."""
+"""Fields that each closing event has of its own."""
 
 ids = st.sampled_from(["1", "2", "3", "4"])
 calls = ids.map(lambda id_: types.Part(function_call={"id": id_, "name": f"f{id_}"}))
@@ -40,23 +40,23 @@ def events(draw: st.DrawFn) -> Event:
     )
 
 
-def bare(seals: list[Event]) -> list[dict[str, Any]]:
-    return [each.model_dump(exclude=NEW, exclude_none=True) for each in seals]
+def bare(events: list[Event]) -> list[dict[str, Any]]:
+    return [each.model_dump(exclude=NEW, exclude_none=True) for each in events]
 
 
 @given(log=st.lists(events(), min_size=1, max_size=6))
-def test_a_stop_seals_as_adk_does(log: list[Event]) -> None:
+def test_a_stop_closes_as_adk_does(log: list[Event]) -> None:
     """The same events, whatever was called, answered and left open."""
     if find_spec("google.adk.events._abort_events") is None:
-        return  # ADK seals nothing before 2.11
+        return  # ADK closes nothing before 2.11
     build: Any = vars(import_module("google.adk.events._abort_events"))
     theirs = build["_build_abort_events"](
         log, invocation_id="i", root_agent_name="root", branch=None
     )
-    assert bare(stop_seals(log, "root")) == bare(theirs)
+    assert bare(close_stopped(log, "root")) == bare(theirs)
 
 
-def test_what_adk_has_sealed_is_not_sealed_again() -> None:
+def test_what_adk_has_closed_is_not_closed_again() -> None:
     """As where the agent itself has heeded the signal."""
     call = types.Part(function_call={"id": "1", "name": "f"})
     log = [
@@ -66,6 +66,6 @@ def test_what_adk_has_sealed_is_not_sealed_again() -> None:
             content=types.Content(role="model", parts=[call]),
         )
     ]
-    seals = stop_seals(log, "root")
-    assert len(seals) == 1
-    assert stop_seals([*log, *seals], "root") == []
+    closing = close_stopped(log, "root")
+    assert len(closing) == 1
+    assert close_stopped([*log, *closing], "root") == []

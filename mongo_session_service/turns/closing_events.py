@@ -1,6 +1,6 @@
-"""Seals: the events that answer the open calls of an invocation that was cut off.
+"""Closing events: they end what a stopped or abandoned turn has left open in its log.
 
-ADK seals an invocation that its caller aborts in the same way, but only in the process
+ADK closes an invocation that its caller aborts in the same way, but only in the process
 that runs it. See ``google.adk.events._abort_events``.
 """
 
@@ -20,19 +20,19 @@ _ABANDONED: Final = "The process that ran this call has ended."
 
 
 def with_reason(event: Event, reason: str | None) -> Event:
-    """Add why a turn was stopped to an event that seals it or was cut off."""
+    """Add why a turn was stopped to an event that closes it or was cut off."""
     if reason is None or not (event.error_code == ABORTED or event.interrupted):
         return event
     metadata = {**(event.custom_metadata or {}), "stop_reason": reason}
     return event.model_copy(update={"custom_metadata": metadata})
 
 
-def stop_seals(events: Sequence[Event], root_agent_name: str) -> list[Event]:
-    """Seal the invocations of a turn that a stop has cut off, unless ADK has done it.
+def close_stopped(events: Sequence[Event], root_agent_name: str) -> list[Event]:
+    """Close the invocations that a stop has cut off, unless ADK has done it.
 
-    The root agent is the author of the event that seals what left no call open.
+    The root agent is the author of the event that closes what left no call open.
     """
-    seals: list[Event] = []
+    closing: list[Event] = []
     for invocation_id, own in _by_invocation(events).items():
         if any(each.error_code == ABORTED for each in own):
             continue
@@ -40,23 +40,23 @@ def stop_seals(events: Sequence[Event], root_agent_name: str) -> list[Event]:
         is_reply = last.author != "user" and last.is_final_response()
         if is_reply and last.isolation_scope:
             continue  # a task agent that waits for its user
-        answers = _answers(own, _STOPPED, is_waiting_sealed=True)
+        answers = _answers(own, _STOPPED, closes_waiting=True)
         plain = Event(
             invocation_id=invocation_id,
             author=root_agent_name,
             error_code=ABORTED,
             error_message=_STOPPED,
         )
-        seals += answers or [plain]
-    return seals
+        closing += answers or [plain]
+    return closing
 
 
-def abandoned_seals(events: Sequence[Event]) -> list[Event]:
-    """Seal the calls that an abandoned turn has left open; not those for people."""
+def close_abandoned(events: Sequence[Event]) -> list[Event]:
+    """Close the calls that an abandoned turn has left open; not those for people."""
     return [
-        seal
+        event
         for own in _by_invocation(events).values()
-        for seal in _answers(own, _ABANDONED, is_waiting_sealed=False)
+        for event in _answers(own, _ABANDONED, closes_waiting=False)
     ]
 
 
@@ -67,20 +67,18 @@ def _by_invocation(events: Iterable[Event]) -> dict[str, list[Event]]:
     return found
 
 
-def _answers(
-    events: list[Event], message: str, *, is_waiting_sealed: bool
-) -> list[Event]:
+def _answers(events: list[Event], message: str, *, closes_waiting: bool) -> list[Event]:
     """Answer the open calls of one invocation with an error, as their agents would."""
     answered = {each.id for event in events for each in event.get_function_responses()}
-    seals: dict[tuple[str, str | None, str | None], Event] = {}
+    closing: dict[tuple[str, str | None, str | None], Event] = {}
     for event in events:
         for call in event.get_function_calls():
             waits = call.id in (event.long_running_tool_ids or ())
-            if not call.id or call.id in answered or (waits and not is_waiting_sealed):
+            if not call.id or call.id in answered or (waits and not closes_waiting):
                 continue
             agent = (event.author, event.branch, event.isolation_scope)
-            if agent not in seals:
-                seals[agent] = Event(
+            if agent not in closing:
+                closing[agent] = Event(
                     invocation_id=event.invocation_id,
                     author=event.author,
                     branch=event.branch,
@@ -92,15 +90,15 @@ def _answers(
             response = types.FunctionResponse(
                 id=call.id, name=call.name, response={"error": message}
             )
-            parts = seals[agent].content.parts  # type: ignore[union-attr]
+            parts = closing[agent].content.parts  # type: ignore[union-attr]
             parts.append(types.Part(function_response=response))  # type: ignore[union-attr]
-    return list(seals.values())
+    return list(closing.values())
 
 
 def interrupted(pieces: Iterable[Event], log: Iterable[Event]) -> list[Event]:
     """Make whole events of answers that a stop has interrupted; drop thoughts.
 
-    A piece says all that was said so far of one text. Those in the log are left out.
+    A piece has all there is so far of one text. Those in the log are left out.
     """
     stored = {each.id for each in log}
     return [

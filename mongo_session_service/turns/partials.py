@@ -1,7 +1,12 @@
-"""Partial writer: stores what running turns say, for readers in other processes.
+"""Partials: what running turns have produced and not stored, for readers anywhere.
 
-All running turns of an event loop share one writer, and each of its writes: so their
-number hardly matters to MongoDB. Nothing waits for it but the end of the service.
+ADK yields pieces of text as events with ``partial=True``, which have the id of the
+whole event. Agents that run in parallel interleave theirs. Pieces that wait for a
+reader are joined, so that they take no more memory than the text.
+
+Readers in other processes receive them from a collection. All running turns of an event
+loop share one writer, and each of its writes: so their number hardly matters to
+MongoDB. Nothing waits for it but the end of the service.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -17,7 +22,7 @@ from typing import Any, Final
 import bson
 from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
-from pymongo.errors import PyMongoError
+from google.genai import types
 
 from mongo_session_service.backend import Backends
 from mongo_session_service.codec.document_size import cut_by_size
@@ -27,21 +32,104 @@ from mongo_session_service.codec.partials import (
     decode_turn,
     partial_document,
 )
-from mongo_session_service.errors import MongoSessionServiceError, quoted
+from mongo_session_service.errors import (
+    MongoSessionServiceError,
+    StorageUnavailableError,
+    quoted,
+)
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnInfo
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
-from mongo_session_service.storage.retries import is_transient
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import Supervisor, background
-from mongo_session_service.storage.translation import DUPLICATE_KEY, translate_error
+from mongo_session_service.storage.translation import DUPLICATE_KEY
 from mongo_session_service.telemetry import PARTIAL_SIZES, record_size
-from mongo_session_service.turns.partial_texts import EventInbox
 
 logger = logging.getLogger(__name__)
 
-_SUPERVISOR: Final = Supervisor("The writer of what running turns say")
+_SUPERVISOR: Final = Supervisor("The writer of partials")
 _TOO_MUCH: Final = "Too much of it waits for MongoDB."
+
+
+def is_text(event: Event) -> bool:
+    """Whether an event is a piece of text: of an answer, or of thoughts."""
+    parts = (event.content and event.content.parts) or []
+    return bool(event.partial and len(parts) == 1 and parts[0].text)
+
+
+class PartialText:
+    """Pieces of one text, in order."""
+
+    def __init__(self, first: Event) -> None:
+        self._first = first
+        self._texts = [_text(first)]
+
+    def add_piece(self, event: Event) -> None:
+        self._texts.append(_text(event))
+
+    def joined(self) -> Event:
+        """Return one partial event that has all of it."""
+        if len(self._texts) == 1:
+            return self._first
+        text = "".join(self._texts)
+        self._texts = [text]
+        part = _text_part(self._first).model_copy(update={"text": text})
+        content = types.Content(role=self._first.content.role, parts=[part])  # type: ignore[union-attr]
+        self._first = self._first.model_copy(update={"content": content})
+        return self._first
+
+
+def _text_part(event: Event) -> types.Part:
+    return event.content.parts[0]  # type: ignore[union-attr, index]
+
+
+def _text(event: Event) -> str:
+    return _text_part(event).text or ""
+
+
+class EventInbox:
+    """Events of a running turn that wait for one reader, in order.
+
+    The pieces of a text that wait are one piece. Those of an event that is whole by
+    then are left out.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, Event | PartialText] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __iter__(self) -> Iterator[Event]:
+        for each in self._waiting.values():
+            yield each if isinstance(each, Event) else each.joined()
+
+    def copy(self) -> EventInbox:
+        """Return the inbox of a reader that comes now, for whom the same waits."""
+        copied = EventInbox()
+        for event in self:
+            copied.add_event(event)
+        return copied
+
+    def add_event(self, event: Event) -> None:
+        if not is_text(event):
+            if not event.partial:
+                for is_thought in (False, True):
+                    self._waiting.pop((event.id, is_thought), None)
+            self._waiting[object()] = event
+            return
+        text = (event.id, bool(_text_part(event).thought))
+        if isinstance(waiting := self._waiting.get(text), PartialText):
+            waiting.add_piece(event)
+        else:
+            self._waiting[text] = PartialText(event)
+
+    def drain(self) -> list[Event]:
+        """Take out all that waits."""
+        drained = [*self]
+        self._waiting = {}
+        return drained
 
 
 def _size(document: RawBSONDocument) -> int:
@@ -53,7 +141,7 @@ class PartialQueue:
 
     def __init__(self, turn: TurnInfo) -> None:
         self.turn = turn
-        self._said = EventInbox()
+        self._waiting = EventInbox()
         self._noted: list[Event | TurnInfo] = []
         self._begun_at = time.monotonic()
         # Above those of an earlier session with this id, which had the same epochs.
@@ -61,17 +149,15 @@ class PartialQueue:
         self._incomplete: set[str] = set()
         """The ids of events of which a piece is missing: no more of them is written."""
 
-    def add_event(self, event: Event) -> None:
-        """Add a partial event."""
-        self._said.add_event(event)
+    def add_partial(self, event: Event) -> None:
+        self._waiting.add_event(event)
 
-    def note_status(self, turn: TurnInfo) -> None:
-        """Note how the turn stands from now on."""
-        self._noted += [*self._said.drain(), turn]
+    def add_status(self, turn: TurnInfo) -> None:
+        self._noted += [*self._waiting.drain(), turn]
 
     def encode_all(self, hooks: Hooks, room: int) -> Iterator[RawBSONDocument]:
         """Take what waits off the queue, encoded, in order, up to so many bytes."""
-        waiting, self._noted = [*self._noted, *self._said.drain()], []
+        waiting, self._noted = [*self._noted, *self._waiting.drain()], []
         for each in waiting:
             if isinstance(each, TurnInfo):
                 self.turn = each
@@ -103,8 +189,8 @@ class PartialQueue:
         """Write no more of an event: readers receive it whole, once it is stored."""
         if not self._incomplete:
             logger.warning(
-                "Other processes do not receive all that the turn of session %s says"
-                " before it is stored. %s",
+                "Some partials of the turn of session %s are not sent to other"
+                " processes. %s",
                 quoted(self.turn.session_id),
                 reason,
             )
@@ -137,62 +223,55 @@ class PartialWriter:
     async def _keep_writing(self) -> None:
         while self._queues or self._unwritten:
             async with self._backends.in_call() as backend:
-                connection = backend.connection
+                storage = backend.connection
             queues, self._queues = self._queues, {}
-            if not connection.has_transactions:
+            if not storage.has_transactions:
                 return  # nobody can watch
-            limits = connection.limits
+            limits = storage.limits
             for each in queues:
                 left = limits.partial_unwritten_bytes - sum(map(_size, self._unwritten))
-                self._unwritten += each.encode_all(connection.hooks, left)
-            with suppress(MongoSessionServiceError):
-                async with connection.translating_errors():
-                    await self._write(connection)
+                self._unwritten += each.encode_all(storage.hooks, left)
+            await self._write(storage)
             await asyncio.sleep(limits.partial_seconds)
 
-    async def _write(self, connection: Connection) -> None:
+    async def _write(self, storage: Storage) -> None:
         """Write all that is encoded; after a failure that passes it is kept."""
-        most = connection.limits.partial_bytes
+        most = storage.limits.partial_bytes
         for part in cut_by_size([*self._unwritten], most, _size):
             try:
-                await _insert(connection, part)
-                record_size(PARTIAL_SIZES, connection.database.name, len(part))
-            except PyMongoError as error:
-                if is_transient(error):
-                    return
-                logger.warning(
-                    "Other processes do not receive what running turns say. %s",
-                    translate_error(error),
-                )
+                await _insert(storage, part)
+                record_size(PARTIAL_SIZES, storage.database.name, len(part))
+            except StorageUnavailableError:
+                return
+            except MongoSessionServiceError as error:
+                logger.warning("Partials are not sent to other processes. %s", error)
             del self._unwritten[: len(part)]
 
 
 async def announce_abandoned(
-    connection: Connection, key: SessionKey, epoch: int, time: datetime
+    storage: Storage, key: SessionKey, epoch: int, time: datetime
 ) -> None:
-    """Tell the followers of a turn that its process has died, if possible."""
-    said = connection.routed(queries.partials_of_turn(key, epoch))
+    """Show the followers of a turn that its process has died, if possible."""
+    partials = Query("partials", queries.partials_of_turn(key, epoch), order=-1)
     # The turn is taken over all the same, also by a user who may not read partials.
-    with suppress(PyMongoError):
-        last = await connection.partials.find_one(said, sort=[("_id", -1)])
+    with suppress(MongoSessionServiceError):
+        last = await storage.find_one(partials)
         if last is not None:  # else nobody has followed it for long
             turn = decode_turn(key, epoch, last)._replace(status="abandoned")
             number = last["_id"]["n"] + 1
-            document = partial_document(turn, number, time, None, connection.hooks)
-            await _insert(connection, [document])
+            document = partial_document(turn, number, time, None, storage.hooks)
+            await _insert(storage, [document])
 
 
-async def _insert(
-    connection: Connection, documents: Sequence[Mapping[str, Any]]
-) -> None:
+async def _insert(storage: Storage, documents: Sequence[Mapping[str, Any]]) -> None:
     # As a command: the driver would make it a retryable write, a quarter more oplog.
     command = {
-        "insert": connection.partials.name,
+        "insert": f"{storage.prefix}partials",
         "documents": documents,
         "ordered": False,
-        "writeConcern": connection.database.write_concern.document,
+        "writeConcern": storage.database.write_concern.document,
     }
-    reply = await connection.database.command(command)
+    reply = await storage.command(command)
     codes = {each["code"] for each in reply.get("writeErrors", ())}
     if codes - {DUPLICATE_KEY}:  # of an earlier write whose reply was lost
-        logger.warning("MongoDB refused what running turns say: codes %s.", codes)
+        logger.warning("MongoDB refused partials: codes %s.", codes)
