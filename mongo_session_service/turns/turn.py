@@ -223,6 +223,8 @@ class Turn:
                     raise
         if not self._lease.epoch:
             raise await self._busy_error()
+        # A time limit that ran out meanwhile did not let _acquire() set it.
+        self.info = self.info._replace(epoch=self._lease.epoch)
         self.is_held = True
         self.turns.renewer.add_lease(self._lease)
         stored, _ = await asyncio.gather(self._load(backend), self._return_ticket())
@@ -269,7 +271,7 @@ class Turn:
             )
         if turn is not None:
             since = turn["since"].replace(tzinfo=UTC)
-            self.info = self.info._replace(epoch=turn["epoch"], since=since)
+            self.info = self.info._replace(since=since)
             self._first_revision = turn.get("first_revision", 0)
         if turn is not None and ticket and turn["ticket"] == ticket.number:
             await uninterrupted(waiting_line.end_line(storage, ticket))
@@ -278,10 +280,10 @@ class Turn:
     async def _try_once(self) -> None:
         if await self._acquire():
             return
-        connection, key = self._lease.connection, self.key
-        turn = (await waiting_line.load_turn_states(connection, [key])).get(key)
+        storage, key = self._lease.connection, self.key
+        turn = (await waiting_line.load_turn_states(storage, [key])).get(key)
         is_free = turn is not None and turn.is_free
-        if is_free and not await waiting_line.first_tickets(connection, [key]):
+        if is_free and not await waiting_line.first_tickets(storage, [key]):
             await self._acquire(await self._draw_ticket())  # all who waited have died
 
     async def _wait_in_line(self) -> None:
