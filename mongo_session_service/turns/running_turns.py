@@ -36,7 +36,7 @@ from mongo_session_service.turns.closing_events import (
     close_stopped,
     interrupted,
 )
-from mongo_session_service.turns.partials import (
+from mongo_session_service.turns.partial_events import (
     EventInbox,
     PartialQueue,
     PartialWriter,

@@ -53,7 +53,7 @@ from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import waiting_line
 from mongo_session_service.turns.closing_events import close_abandoned, with_reason
-from mongo_session_service.turns.partials import announce_abandoned
+from mongo_session_service.turns.partial_events import announce_abandoned
 from mongo_session_service.turns.waiting_line import Ticket, WaitingLine
 
 logger = logging.getLogger(__name__)
