@@ -333,7 +333,7 @@ class ServiceAddress:
         that lists the app's sessions.
         """
         # First, because without MongoDB there is no need to import ADK.
-        from mongo_session_service.storage.first_answer import require_answer
+        from mongo_session_service.storage.server import require_answer
 
         await require_answer(self.uri, ANSWER_LIMIT)
         from google.adk.errors.session_not_found_error import SessionNotFoundError

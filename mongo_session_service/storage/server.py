@@ -6,14 +6,16 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import pymongo
 from pymongo.common import SERVER_SELECTION_TIMEOUT
 from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.outages import certificate_refusal, topology_of
-from mongo_session_service.storage.retries import Effect, repeat
+from mongo_session_service.storage.retries import Effect, ErrorTranslation, repeat
 from mongo_session_service.storage.translation import TRANSIENT_CODES, UNAUTHORIZED
+from mongo_session_service.storage.uri import open_client
 
 if TYPE_CHECKING:  # the command line answers without ADK
     from mongo_session_service.storage.database import Database
@@ -72,6 +74,18 @@ async def examined_hello(database: Database) -> dict[str, Any]:
         message = "There is no MongoDB behind mongomock to examine."
         raise ConfigurationError(message)
     return await ask_hello(database.client)
+
+
+async def require_answer(uri: str, limit: float) -> None:
+    """Require an answer within seconds, unless the URI sets a time of its own."""
+    client = open_client(uri)
+    has_own_time = "serverselectiontimeoutms" in uri.lower()
+    async with ErrorTranslation(client):
+        try:
+            with pymongo.timeout(None if has_own_time else limit):
+                await ask_hello(client)
+        finally:
+            await client.close()
 
 
 def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
