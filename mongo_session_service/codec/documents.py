@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -392,19 +391,6 @@ def is_logged(document: Document) -> bool:
     """Tell whether a document is of a session's log, as its ``_id`` tells."""
     id_ = document["_id"]
     return isinstance(id_, dict) and "revision" in id_
-
-
-def split_log(
-    documents: Iterable[Document],
-) -> tuple[list[Document], Iterator[Document]]:
-    """Split documents into those before a session's log, and the log."""
-    rest = iter(documents)
-    heads: list[Document] = []
-    for document in rest:
-        if is_logged(document):
-            return heads, chain([document], rest)
-        heads.append(document)
-    return heads, rest
 
 
 def decode_log(log: Iterable[Document], begins: int, hooks: Hooks) -> Iterator[Event]:

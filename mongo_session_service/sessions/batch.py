@@ -92,14 +92,10 @@ class BatchStore:
         if any(map(_needs_session, planned)):
             write = partial(self._write_with_sessions, planned)
             kept = storage.client_sessions
-            await storage.run(
-                write, limit=limit, attempts=most, kept=kept, shielded=False
-            )
+            await storage.run(write, limit=limit, attempts=most, kept=kept)
         else:
             statements = batch_statements(storage, planned, {})
-            await storage.commit(
-                *statements, limit=limit, attempts=most, shielded=False
-            )
+            await storage.commit(*statements, limit=limit, attempts=most)
         telemetry.record_size(
             telemetry.BATCH_SIZES, storage.database.name, len(planned)
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from time import monotonic
 from typing import Any, Final
 
@@ -36,18 +36,15 @@ from mongo_session_service.sessions.read_cache import (
     build_events,
     decode_blocks,
 )
-from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.cooperative import in_slices, with_gc_paused
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.replies import Encoded, decode_documents
-from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import background
 from mongo_session_service.storage.transactions import Transaction
 
 _KEYS_AT_ONCE: Final = 1000
 """Sessions whose shared state is read at once: a command holds 16 MB of their ids."""
-_HEADS: Final = 3
-"""Documents before the events, at most: a session and the state that it shares."""
 
 
 async def find_event_document(
@@ -70,11 +67,11 @@ async def find_session_document(
 
 
 class SessionReads:
-    """Reads of the sessions in a connection's database."""
+    """Reads of the sessions in a database."""
 
-    def __init__(self, connection: Connection, cache: ReadCache | None = None) -> None:
-        self._connection = connection
-        self._cache = cache if connection.has_transactions else None
+    def __init__(self, storage: Storage, cache: ReadCache | None = None) -> None:
+        self._storage = storage
+        self._cache = cache if storage.has_transactions else None
         self._next_keys: set[SessionKey] = set()
         self._next_read: asyncio.Task[list[Document]] | None = None
 
@@ -88,20 +85,20 @@ class SessionReads:
         is_whole = not after_revision and config in (None, GetSessionConfig())
         if self._cache is not None and is_whole:
             return await self._load_cached(key, self._cache)
-        found = await read_snapshot(
-            self._connection,
+        answer = await self._storage.read(
             *queries.session_queries(key),
             *queries.event_queries(key, config, after_revision),
-            anywhere=True,
         )
-        heads, log = documents.split_log(found.decoded())
+        sessions, apps, users, *logs = answer
+        heads = [*sessions, *apps, *users]
         # To look at what is encoded pays if it is large.
-        first = () if found.few else found.encoded[: len(heads)]
+        first = answer.encoded[: len(heads)] if len(answer.encoded) > 1 else ()
         is_plain = bool(first) and all(map(bson_values.is_plain, first))
         session = self._decode_session(heads, is_plain=is_plain)
         if session is None:
             return None
-        events = documents.decode_log(log, session.log_begins, self._connection.hooks)
+        log = chain(*logs)
+        events = documents.decode_log(log, session.log_begins, self._storage.hooks)
         newest_first = await in_slices(events)
         return session._replace(events=newest_first[::-1])
 
@@ -112,23 +109,22 @@ class SessionReads:
         began = monotonic()
         drops, known = cache.drops, cache.get(key)
         if known is not None:
-            session, log = await self._read_log(key, *_queries_since(key, known))
-            if session is not None and not _is_continued(session, log, known):
+            session, begin, log = await self._read_log(key, known)
+            if session is not None and not _is_continued(session, begin, log, known):
                 cache.drop(*key)
                 drops, known = cache.drops, None
-            log = log[1:-1]  # the beginning and the last event are known
+            log = log[:-1]  # the last event is known
         if known is None:
-            every = Query("events", queries.events_after(key, 0), order=-1)
-            session, log = await self._read_log(key, every)
+            session, _, log = await self._read_log(key, None)
         if session is None:
             cache.drop(*key)
             return None
         first = known.first if known else _revision(log[-1]) if log else 0
-        size = self._connection.limits.block_events
+        size = self._storage.limits.block_events
         in_blocks = len(log) // size * size
         last = bytes(log[-in_blocks]) if in_blocks else b""
         fresh = decode_documents(_drain(log))
-        parts = await in_slices(decode_blocks(fresh, self._connection.hooks, size))
+        parts = await in_slices(decode_blocks(fresh, self._storage.hooks, size))
         events: list[Event] = []
         if known is not None:
             events = await in_slices(build_events(known.blocks))
@@ -148,48 +144,49 @@ class SessionReads:
         return session._replace(events=events)
 
     async def _read_log(
-        self, key: SessionKey, *log: Query
-    ) -> tuple[StoredSession | None, list[Encoded]]:
-        """Read a session without events, and the encoded documents of its log."""
-        found = await read_snapshot(
-            self._connection,
-            *queries.session_queries(key),
-            *log,
-            anywhere=True,
-            encoded=True,
-        )
-        first = await in_slices(decode_documents(found.encoded[:_HEADS]))
-        heads = [*takewhile(lambda each: not documents.is_logged(each), first)]
-        events = found.encoded[len(heads) :]
-        is_plain = all(map(bson_values.is_plain, found.encoded[: len(heads)]))
-        session = self._decode_session(heads, is_plain=is_plain)
-        begins = session.log_begins if session else 0
-        while begins and events and _revision(events[-1]) <= begins:
+        self, key: SessionKey, known: CachedLog | None
+    ) -> tuple[StoredSession | None, list[Encoded], list[Encoded]]:
+        """Read a session, and the encoded documents of its log, the latest first.
+
+        They begin with the last one that is known. Of those before, the first is read.
+        """
+        every = queries.events_after(key, 0)
+        log = Query("events", every, order=-1)
+        first = Query("events", every, order=1, limit=1, fields=("_id",))
+        if known is not None:
+            log = Query("events", queries.events_after(key, known.revision - 1), -1)
+        heads = queries.session_queries(key)
+        log_queries = [first, log] if known else [log]
+        answer = await self._storage.read(*heads, *log_queries, encoded=True)
+        sessions, apps, users, *begins, events = answer
+        encoded = [*sessions, *apps, *users]
+        is_plain = all(map(bson_values.is_plain, encoded))
+        decoded = await in_slices(decode_documents(encoded))
+        session = self._decode_session(decoded, is_plain=is_plain)
+        log_begins = session.log_begins if session else 0
+        while log_begins and events and _revision(events[-1]) <= log_begins:
             events.pop()  # a trim is about to remove it
-        return session, events
+        return session, [*chain(*begins)], events
 
     def _decode_session(
         self, heads: list[Document], *, is_plain: bool
     ) -> StoredSession | None:
-        now, hooks = self._connection.clock.now(), self._connection.hooks
+        now, hooks = self._storage.clock.now(), self._storage.hooks
         decoded = documents.decode_sessions(heads, now, hooks, is_plain=is_plain)
         session: StoredSession | None = with_gc_paused(partial(next, decoded, None))
         return session
 
     async def load_event(self, key: SessionKey, event_id: str) -> Event | None:
         """Load the event of a stored session that has this id."""
-        found = await load_documents(
-            self._connection,
+        heads, log = await self._storage.read(
             Query("sessions", {"_id": key.id}, fields=documents.HEAD),
             Query("events", queries.event_by_id(key, event_id)),
-            anywhere=True,
         )
-        heads, log = documents.split_log(found)
-        now = self._connection.clock.now()
+        now = self._storage.clock.now()
         if not heads or not documents.is_visible(heads[0], now):
             return None
         begins = documents.log_begins(heads[0])
-        return next(documents.decode_log(log, begins, self._connection.hooks), None)
+        return next(documents.decode_log(log, begins, self._storage.hooks), None)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
@@ -200,22 +197,20 @@ class SessionReads:
 
         The longest untouched comes first, ties by user and then session id.
         """
-        now = self._connection.clock.now()
+        now = self._storage.clock.now()
         wanted = {
             **queries.all_sessions(app_name, user_id),
             **queries.visible_filter(now),
         }
-        found = await read_snapshot(
-            self._connection,
-            Query("sessions", wanted, fields=documents.LISTED),
+        answer = await self._storage.read(
             *queries.shared_state_queries(app_name, user_id),
-            anywhere=True,
+            Query("sessions", wanted, fields=documents.LISTED),
         )
-        plain = await in_slices(map(bson_values.is_plain, found.encoded))
+        plain = await in_slices(map(bson_values.is_plain, answer.encoded))
         return documents.decode_sessions(
-            await found.documents(),
+            chain(*answer),
             now,
-            self._connection.hooks,
+            self._storage.hooks,
             is_list=True,
             is_plain=bool(plain) and all(plain),
         )
@@ -236,26 +231,25 @@ class SessionReads:
         if keys is self._next_keys:
             self._next_read = None  # who asks from now on comes too late
         shared = queries.shared_state_queries_by_key(keys)
-        return await load_documents(self._connection, *shared)
+        apps, users = await self._storage.read(*shared)
+        return [*apps, *users]
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """Load a user's state; empty if none was ever stored."""
         query = Query("user_states", {"_id": queries.user_state_id(app_name, user_id)})
-        stored = await load_documents(self._connection, query, anywhere=True)
+        stored = await self._storage.find_one(query)
         owner = Owner.of_shared(app_name, user_id)
-        fields = stored[0]["state"] if stored else {}
-        return documents.decode_state(fields, owner, self._connection.hooks)
+        fields = stored["state"] if stored else {}
+        return documents.decode_state(fields, owner, self._storage.hooks)
 
     async def load_end(self, key: SessionKey) -> StoredSession:
         """Load a session with its last event alone, and without state."""
-        now, hooks = self._connection.clock.now(), self._connection.hooks
+        now, hooks = self._storage.clock.now(), self._storage.hooks
         fields = (*documents.LISTED[1:], documents.LOG_BEGINS)
-        found = await load_documents(
-            self._connection,
+        heads, log = await self._storage.read(
             Query("sessions", {"_id": key.id}, fields=fields),
             Query("events", queries.events_after(key, 0), order=-1, limit=1),
         )
-        heads, log = documents.split_log(found)
         if not (heads and documents.is_visible(heads[0], now)):
             raise session_not_found_error(key.session_id)
         (head,) = heads
@@ -263,22 +257,13 @@ class SessionReads:
         return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
 
 
-def _queries_since(key: SessionKey, known: CachedLog) -> list[Query]:
-    """Query a log's first event, and its events from the last known one on."""
-    every, since = (
-        queries.events_after(key, after) for after in (0, known.revision - 1)
-    )
-    return [
-        Query("events", every, order=1, limit=1, fields=("_id",)),
-        Query("events", since, order=-1),
-    ]
-
-
-def _is_continued(session: StoredSession, log: list[Encoded], known: CachedLog) -> bool:
+def _is_continued(
+    session: StoredSession, begin: list[Encoded], log: list[Encoded], known: CachedLog
+) -> bool:
     """Tell whether a log that was read after a known one continues it."""
     return (
-        len(log) > 1
-        and _revision(log[0]) == known.first
+        bool(begin and log)
+        and _revision(begin[0]) == known.first
         and log[-1] == known.last
         and session.log_begins < known.first
         and session.marker.create_time == known.create_time

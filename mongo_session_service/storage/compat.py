@@ -121,11 +121,10 @@ class Driver(Enum):
         if self is Driver.MOCK:
             return None
         client = client.delegate if self is Driver.MOTOR else client
-        servers = client.topology_description.server_descriptions().values()
-        found = (
-            (each.address, each.election_id) for each in servers if each.is_writable
-        )
-        return next(found, None)
+        for each in client.topology_description.server_descriptions().values():
+            if each.is_writable:
+                return each.address, each.election_id
+        return None
 
 
 def warn_of_unused_concerns(client: Any) -> None:

@@ -137,12 +137,9 @@ class Database:
         compare these fields in each document that it reads, for nothing: they are left
         out there.
         """
-        if "$or" in filter_:
-            either = [self.routed(each) for each in filter_["$or"]]
-            filter_ = {**filter_, "$or": either}
+        if "$or" in filter_ and self.is_sharded:
+            filter_ = {**filter_, "$or": [*map(self.routed, filter_["$or"])]}
         ids = filter_.get("_id")
-        if ids is None and "$or" in filter_ and self.is_sharded:
-            return {**filter_, "$or": [*map(self.routed, filter_["$or"])]}
         # One _id holds the fields; to look for a mongos takes longer.
         if not isinstance(ids, dict) or not next(iter(ids), "").startswith("$"):
             return filter_
@@ -196,6 +193,10 @@ class Database:
         """Return a new client session, which is to be ended."""
         starting = self.client.start_session(**options)
         return await starting if self.driver is Driver.MOTOR else starting
+
+    def known_primary(self) -> object:
+        """Return the primary and its term, as far as the client knows them."""
+        return self.driver.known_primary(self.client)
 
     @asynccontextmanager
     async def client_session(self, kept: Any = None) -> AsyncIterator[Any]:

@@ -80,8 +80,8 @@ Background work and paged reads pass ``patient=True``: they are repeated for a m
 after any failure that passes, and what they write must have the same result when it is
 written twice. Nobody else repeats anything.
 
-What writes is finished even if the caller is cancelled; the cancellation is raised
-then. A read is given up, and nothing of it is left on the server.
+An attempt to write is finished even if the caller is cancelled; the cancellation is
+raised then. A read is given up, and nothing of it is left on the server.
 
 Errors are those of :mod:`mongo_session_service.errors`, and four more, which are
 subclasses of these: :class:`DuplicateError`, :class:`RefusedError`,
@@ -93,7 +93,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -126,7 +125,6 @@ from mongo_session_service.storage.transactions import (
     write_apart,
 )
 from mongo_session_service.storage.translation import (
-    TimeLimitError,
     reporting_partial_removal,
 )
 
@@ -222,7 +220,6 @@ class Storage(Database):
         attempts: int | None = None,
         patient: bool = False,
         atomic: bool = True,
-        shielded: bool = True,
     ) -> list[int]:
         """Write statements; return how many documents each has matched or inserted.
 
@@ -233,8 +230,7 @@ class Storage(Database):
 
         It is given up after ``limit`` seconds, by default ``write_timeout``. Of write
         conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the last;
-        without that, a statement by itself waits for the lock. A task of its own, which
-        is cancelled only when the event loop ends, need not be ``shielded`` from that.
+        without that, a statement by itself waits for the lock.
         """
         if attempts is None and is_alone(statements):
             write = partial(_write_one, statements[0])
@@ -250,7 +246,7 @@ class Storage(Database):
                 patient=patient,
                 kept=self.client_sessions,
             )
-        return await (uninterrupted(writing) if shielded else writing)
+        return await writing
 
     async def run(
         self,
@@ -260,7 +256,6 @@ class Storage(Database):
         attempts: int | None = None,
         patient: bool = False,
         kept: ClientSessions | None = None,
-        shielded: bool = True,
     ) -> Result:
         """Run ``work`` as one transaction, on a majority when this returns.
 
@@ -269,8 +264,9 @@ class Storage(Database):
         ``write_timeout``. It runs in one of the client sessions that are ``kept``, if
         one is idle. For the rest see :meth:`commit`.
         """
-        running = self._run(work, limit, attempts=attempts, patient=patient, kept=kept)
-        return await (uninterrupted(running) if shielded else running)
+        return await self._run(
+            work, limit, attempts=attempts, patient=patient, kept=kept
+        )
 
     async def find_and_update(
         self,
@@ -288,8 +284,7 @@ class Storage(Database):
         async def write(tx: Transaction) -> Document | None:
             return await tx.find_and_update(update, fields=fields)
 
-        writing = self._alone(write, None, patient=patient)
-        return await (uninterrupted(writing) if shielded else writing)
+        return await self._alone(write, None, patient=patient, shielded=shielded)
 
     async def remove(
         self,
@@ -373,7 +368,7 @@ class Storage(Database):
 
         return await repeat(self.client, run, Effect.READ, patient=patient)
 
-    async def _run(
+    def _run(
         self,
         work: Callable[[Transaction], Awaitable[Result]],
         limit: float | None,
@@ -381,40 +376,29 @@ class Storage(Database):
         attempts: int | None = None,
         patient: bool = False,
         kept: ClientSessions | None = None,
-    ) -> Result:
-        seconds = self.write_timeout if limit is None else max(limit, 0.0)
-
-        async def attempt() -> Result:
-            if not self.has_transactions:
-                return await work(Transaction(self, None))
-            try:
-                async with kept.borrow() if kept else nullcontext() as session:
-                    return await run_committed(
-                        self,
-                        lambda session: work(Transaction(self, session)),
-                        seconds,
-                        attempts,
-                        session,
-                    )
-            except TimeLimitError as error:
-                if limit is None:
-                    raise
-                raise TooLateError(f"MongoDB is unavailable: {error}.") from None
-
+    ) -> Awaitable[Result]:
         effect = Effect.TRANSACTION if self.has_transactions else Effect.WRITE
-        return await repeat(self.client, attempt, effect, patient=patient)
 
-    async def _alone(
+        def attempt() -> Awaitable[Result]:
+            if not self.has_transactions:
+                return uninterrupted(work(Transaction(self, None)))
+            running = run_committed(self, work, limit, attempts, kept=kept)
+            return uninterrupted(running)
+
+        return repeat(self.client, attempt, effect, patient=patient)
+
+    def _alone(
         self,
         write: Callable[[Transaction], Awaitable[Result]],
         limit: float | None,
         *,
         patient: bool,
-    ) -> Result:
+        shielded: bool = True,
+    ) -> Awaitable[Result]:
         """Write outside of transactions."""
         seconds = self.write_timeout if limit is None else max(limit, 0.0)
 
-        async def attempt() -> Result:
+        async def writing() -> Result:
             try:
                 async with asyncio.timeout(seconds):
                     if not self.has_transactions:
@@ -424,7 +408,10 @@ class Storage(Database):
             except TimeoutError:
                 raise NetworkTimeout from None
 
-        return await repeat(self.client, attempt, Effect.WRITE, patient=patient)
+        def attempt() -> Awaitable[Result]:
+            return uninterrupted(writing()) if shielded else writing()
+
+        return repeat(self.client, attempt, Effect.WRITE, patient=patient)
 
 
 async def _write_one(statement: Statement, tx: Transaction) -> list[int]:

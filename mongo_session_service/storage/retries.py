@@ -18,6 +18,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from enum import Enum, auto
 from itertools import count
 from types import TracebackType
@@ -131,7 +132,8 @@ async def repeat(
     waiting = pauses() if patient else iter(REPEAT_PAUSES)
     while True:
         try:
-            with SwallowedCancellation():
+            # An attempt to write has a task of its own, which nobody cancels.
+            with SwallowedCancellation() if effect is Effect.READ else nullcontext():
                 return await work()
         except PyMongoError as error:
             failure = await renew_after_logout(client, error)

@@ -43,6 +43,8 @@ class Answer:
     """The point in time; :data:`NO_TIME` without transactions."""
     is_whole: bool = True
     """Whether these are all, and not those of the first reply alone."""
+    encoded: Sequence[Encoded] = ()
+    """Each of them as it was sent, or the reply that holds all, if that is small."""
 
     def __iter__(self) -> Iterator[list[Any]]:
         return iter(self.lists)
@@ -152,7 +154,7 @@ async def answer_queries(
         if not encoded:
             decoding = [replies.decode_documents(each) for each in lists]
             lists = [await in_slices(each) for each in decoding]
-    return Answer(lists, found.as_of, found.is_whole)
+    return Answer(lists, found.as_of, found.is_whole, found.encoded)
 
 
 def _tagged_stages(connection: Database, queries: Sequence[Query]) -> list[Document]:

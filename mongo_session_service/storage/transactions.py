@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from pymongo import (
@@ -42,6 +42,7 @@ from mongo_session_service.storage.statements import (
     Query,
     RefusedError,
     Statement,
+    TooLateError,
     Update,
 )
 from mongo_session_service.storage.tasks import uninterrupted
@@ -90,71 +91,79 @@ async def run_transaction(
     """
     if not connection.has_transactions:
         return await work(None)
+
+    async def attempt() -> Result:
+        return await run_committed(
+            connection,
+            lambda tx: work(tx.client_session),
+            limit,
+            attempts,
+            given=session,
+        )
+
     # What it raises was a commit's, if it was turned away: nothing is done.
-    limit = connection.write_timeout if limit is None else max(limit, 0.0)
-    return await retry_soon(run_committed, connection, work, limit, attempts, session)
+    return await retry_soon(attempt)
 
 
 async def run_committed(
-    connection: Database,
-    work: Callable[[Txn], Awaitable[Result]],
-    limit: float,
-    attempts: int | None,
-    kept: Any,
+    database: Database,
+    work: Callable[[Transaction], Awaitable[Result]],
+    limit: float | None = None,
+    attempts: int | None = None,
+    *,
+    kept: ClientSessions | None = None,
+    given: Any = None,
 ) -> Result:
-    """Run ``work`` as one transaction, once; see :func:`run_transaction`."""
+    """Run ``work`` as one transaction, which the driver tries again and again.
+
+    It is given up after ``limit`` seconds, by default ``write_timeout``. Of write
+    conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the last.
+    """
+    seconds = database.write_timeout if limit is None else max(limit, 0.0)
+    attempt = _Attempt(database, work, attempts)
+    primary = database.known_primary()
     async with (
-        connection.writing(kept) as session,
-        _fence_cancelled_transaction(connection, session),
+        kept.borrow() if kept else nullcontext(given) as lent,
+        nullcontext(lent) if lent else await database.start_session() as session,
     ):
-        attempt = _Attempt(work, connection.database.name, attempts)
         try:
-            # Two timers per transaction, one to interrupt the work and one its abort.
-            # The driver's own timeout costs several timers per command.
-            async with (
-                asyncio.timeout(limit + ABORT_SECONDS),
-                asyncio.timeout(limit) as timer,
-            ):
-                result: Result = await session.with_transaction(
-                    attempt,
-                    read_concern=_LOCAL,
-                    write_concern=connection.database.write_concern,
-                    read_preference=ReadPreference.PRIMARY,
-                )
-        except Exception as error:
-            if session.operation_time:
-                # The next read has to include what the transaction failed for.
-                connection.note_read(session.operation_time, session)
-            if not isinstance(error, PyMongoError | TimeoutError):
-                raise
-            is_late, is_committing = timer.expired(), attempt.is_done
-            is_outdated = isinstance(error, PyMongoError) and await renew_connections(
-                session.client, error
-            )
-            if is_committing or is_late:
-                # The driver does not abort what it tried to commit, and cannot abort
-                # what the server is still doing.
-                await kill_client_session(session)
-            if isinstance(error, TimeoutError):
-                if not is_late:
+            try:
+                # Two timers per transaction, one to interrupt the work and one its
+                # abort. The driver's own timeout costs several timers per command.
+                async with (
+                    asyncio.timeout(seconds + ABORT_SECONDS),
+                    asyncio.timeout(seconds) as timer,
+                ):
+                    result: Result = await session.with_transaction(
+                        attempt,
+                        read_concern=_LOCAL,
+                        write_concern=database.database.write_concern,
+                        read_preference=ReadPreference.PRIMARY,
+                    )
+            except Exception as error:
+                if session.operation_time:
+                    # The next read has to include what the transaction failed for.
+                    database.note_read(session.operation_time, session)
+                if isinstance(error, PyMongoError):
+                    is_late = timer.expired()
+                    raise await attempt.end(session, error, is_late=is_late) from None
+                if not isinstance(error, TimeoutError) or not timer.expired():
                     raise
-                message = f"it did not finish a transaction within {limit:g} seconds"
-                if is_committing:
-                    raise PyMongoError(message, [_UNKNOWN]) from None
-                raise TimeLimitError(message) from None
-            if is_committing and (is_outdated or isinstance(error, ConfigurationError)):
-                # Raised when the driver retries a commit, whose first request may have
-                # arrived.
-                raise PyMongoError(str(error), [_UNKNOWN]) from None
+                text = f"it did not finish a transaction within {seconds:g} seconds"
+                late = TimeLimitError(text)
+                failure = await attempt.end(session, late, is_late=True)
+                if failure is late and limit is not None:
+                    failure = TooLateError(f"MongoDB is unavailable: {text}.")
+                raise failure from None
+        except asyncio.CancelledError:
+            await uninterrupted(_start_later_transaction(database, session))
             raise
+        database.latest.advance(session.operation_time, primary, session.cluster_time)
     return result
 
 
-@asynccontextmanager
-async def _fence_cancelled_transaction(
-    connection: Database, session: Any
-) -> AsyncIterator[None]:
-    """If the block is cancelled, have the server refuse its transaction from now on.
+async def _start_later_transaction(database: Database, session: Any) -> None:
+    """Have the server refuse a cancelled transaction from now on.
 
     The driver has aborted it. But the statement whose reply was not awaited may arrive
     only now: a first one would begin the transaction again, and nobody would end it. It
@@ -162,20 +171,13 @@ async def _fence_cancelled_transaction(
     """
 
     async def begin_and_abort(txn: Txn) -> None:
-        await connection.sessions.find_one({}, {"_id": 1}, session=txn)
+        await database.sessions.find_one({}, {"_id": 1}, session=txn)
         await txn.abort_transaction()
 
-    async def start_later_transaction() -> None:
-        primary = {"read_preference": ReadPreference.PRIMARY}
-        with suppress(PyMongoError, TimeoutError):
-            async with asyncio.timeout(ABORT_SECONDS):
-                await session.with_transaction(begin_and_abort, **primary)
-
-    try:
-        yield
-    except asyncio.CancelledError:
-        await uninterrupted(start_later_transaction())
-        raise
+    primary = {"read_preference": ReadPreference.PRIMARY}
+    with suppress(PyMongoError, TimeoutError):
+        async with asyncio.timeout(ABORT_SECONDS):
+            await session.with_transaction(begin_and_abort, **primary)
 
 
 class _Attempt(Generic[Result]):
@@ -183,11 +185,11 @@ class _Attempt(Generic[Result]):
 
     def __init__(
         self,
-        work: Callable[[Txn], Awaitable[Result]],
-        database: str,
+        database: Database,
+        work: Callable[[Transaction], Awaitable[Result]],
         most: int | None,
     ) -> None:
-        self._work, self._database, self._most = work, database, most
+        self._database, self._work, self._most = database, work, most
         self._count = 0
         self.is_done = False
         """Whether the statements are made, so that the driver commits."""
@@ -196,12 +198,12 @@ class _Attempt(Generic[Result]):
         self.is_done = False
         self._count += 1
         if self._count > 1:
-            telemetry.count(telemetry.RETRIES, self._database)
+            telemetry.count(telemetry.RETRIES, self._database.database.name)
         try:
-            result = await self._work(txn)
+            result = await self._work(Transaction(self._database, txn))
         except PyMongoError as error:
             if isinstance(error, OperationFailure) and error.code == WRITE_CONFLICT:
-                telemetry.count(telemetry.CONFLICTS, self._database)
+                telemetry.count(telemetry.CONFLICTS, self._database.database.name)
                 if self._count == self._most:
                     raise LockedError(getattr(error, "collection", "")) from None
             # The driver repeats what has the label, which servers do not always give.
@@ -211,6 +213,21 @@ class _Attempt(Generic[Result]):
         self.is_done = True
         return result
 
+    async def end(
+        self, session: Any, error: PyMongoError, *, is_late: bool
+    ) -> Exception:
+        """End the transaction, which has failed; return why."""
+        is_outdated = await renew_connections(session.client, error)
+        if self.is_done or is_late:
+            # The driver does not abort what it tried to commit, and cannot abort what
+            # the server is still doing.
+            await kill_client_session(session)
+        # Raised when the driver retries a commit, whose first request may have arrived.
+        is_retry = is_outdated or isinstance(error, ConfigurationError)
+        if self.is_done and (is_retry or isinstance(error, TimeLimitError)):
+            return PyMongoError(str(error), [_UNKNOWN])
+        return error
+
 
 async def run_write(connection: Database, command: dict[str, Any], txn: Txn) -> int:
     """Run an ``insert`` or ``update`` in a transaction; return the ``n`` of its reply.
@@ -218,17 +235,7 @@ async def run_write(connection: Database, command: dict[str, Any], txn: Txn) -> 
     A document that is refused raises ``WriteError``; for its key,
     ``DuplicateKeyError``.
     """
-    # The driver's own methods create an object for every document of a batch.
-    try:
-        reply = await connection.database.command(command, session=txn)
-    except OperationFailure as error:
-        if error.code != WRITE_CONFLICT:
-            raise
-        raise _WriteConflictError(error, next(iter(command.values()))) from None
-    for refused in reply.get("writeErrors", ()):
-        kind = DuplicateKeyError if refused["code"] == DUPLICATE_KEY else WriteError
-        raise kind(refused.get("errmsg", ""), refused["code"], refused)
-    count: int = reply["n"]
+    (count,) = await Transaction(connection, txn).execute([_Command(command, [], None)])
     return count
 
 
@@ -298,13 +305,30 @@ class Transaction:
         return counts
 
     async def execute(self, commands: Iterable[_Command]) -> list[int]:
-        """Execute commands, and return the counts of their statements."""
+        """Execute commands, and return the counts of their statements.
+
+        A document that is refused raises ``WriteError``; for its key,
+        ``DuplicateKeyError``.
+        """
         counts: list[int] = []
         for command, _, expected in commands:
-            count = await run_write(self._database, command, self.client_session)
+            # The driver's own methods create an object for every document of a batch.
+            try:
+                reply = await self._database.database.command(
+                    command, session=self.client_session
+                )
+            except OperationFailure as error:
+                if error.code != WRITE_CONFLICT:
+                    raise
+                collection = next(iter(command.values()))
+                raise _WriteConflictError(error, collection) from None
+            for refused in reply.get("writeErrors", ()):
+                is_key = refused["code"] == DUPLICATE_KEY
+                kind = DuplicateKeyError if is_key else WriteError
+                raise kind(refused.get("errmsg", ""), refused["code"], refused)
             if expected is None:
-                counts.append(count)
-            elif count == sum(expected):
+                counts.append(reply["n"])
+            elif reply["n"] == sum(expected):
                 counts += expected
             else:
                 raise RefusedError
@@ -392,15 +416,6 @@ def _is_expected(statement: Statement, count: int) -> bool:
     return expected in {None, count}
 
 
-def _known_count(statement: Statement) -> int | None:
-    """How many documents a statement matches unless it is refused; None if unknown."""
-    if isinstance(statement, Insert):
-        return len(statement.documents)
-    if isinstance(statement, Update) and statement.upsert:
-        return 1
-    return statement.expected
-
-
 class _Command(NamedTuple):
     """A command that writes statements, alike or one, of one collection."""
 
@@ -415,40 +430,34 @@ def commands_of(database: Database, statements: Iterable[Statement]) -> list[_Co
     commands: list[_Command] = []
     before: object = None
     for each in statements:
-        verb, items, part = _VERBS[type(each)]
-        kind, count = (verb, each.collection), _known_count(each)
-        parts = part(database, each)
-        if kind == before and count is not None:
+        count: int | None
+        if isinstance(each, Insert):
+            verb, items, parts = "insert", "documents", [*each.documents]
+            count = len(parts)
+        elif isinstance(each, Update):
+            verb, items = "update", "updates"
+            part: Document = {"q": database.routed(each.filter), "u": each.change}
+            if each.upsert:
+                part["upsert"] = True
+            if each.many:
+                part["multi"] = True
+            parts, count = [part], 1 if each.upsert else each.expected
+        else:
+            verb, items, count = "delete", "deletes", each.expected
+            where = database.routed(each.filter)
+            parts = [{"q": where, "limit": 0 if each.many else 1}]
+        kind = (verb, each.collection) if count is not None else None
+        if kind is not None and kind == before:
             joined = commands[-1]
             joined.command[items] += parts
             joined.statements.append(each)
-            joined.counts.append(count)  # type: ignore[union-attr]
+            joined.counts.append(count)  # type: ignore[union-attr, arg-type]
         else:
             command = {verb: database.prefix + each.collection, items: parts}
             counts = None if count is None else [count]
             commands.append(_Command(command, [each], counts))
-        before = None if count is None else kind
+        before = kind
     return commands
-
-
-def _update_part(database: Database, update: Update) -> list[Document]:
-    part: Document = {"q": database.routed(update.filter), "u": update.change}
-    if update.upsert:
-        part["upsert"] = True
-    if update.many:
-        part["multi"] = True
-    return [part]
-
-
-def _delete_part(database: Database, delete: Delete) -> list[Document]:
-    return [{"q": database.routed(delete.filter), "limit": 0 if delete.many else 1}]
-
-
-_VERBS: Final[dict[type, tuple[str, str, Any]]] = {
-    Insert: ("insert", "documents", lambda _, insert: [*insert.documents]),
-    Update: ("update", "updates", _update_part),
-    Delete: ("delete", "deletes", _delete_part),
-}
 
 
 class ClientSessions:
@@ -472,7 +481,8 @@ class ClientSessions:
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[Any]:
         """Lend one that nobody else uses meanwhile; None if there is none."""
-        await self._open_all()
+        if len(self._opened) < self._most:
+            await self._open_all()
         session = self._idle.pop() if self._idle else None
         try:
             yield session
