@@ -6,8 +6,8 @@ import base64
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import bson
@@ -28,9 +28,9 @@ from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionPage, SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
 from mongo_session_service.storage.cooperative import in_slices
-from mongo_session_service.storage.snapshots import Query, load_documents, read_snapshot
+from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 
 _OF_OTHERS: Final = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 
@@ -273,7 +273,7 @@ def _decode_token(text: str) -> PagePosition | None:
 
 
 async def load_page(
-    connection: Connection,
+    storage: Storage,
     search: Search,
     page_token: object,
     limit: int,
@@ -282,33 +282,24 @@ async def load_page(
 ) -> SessionPage:
     """Load the first page, or that of a token, without what cannot be read."""
     after = None if page_token is None else position_in_token(page_token, search)
-    now = connection.clock.now()
+    now = storage.clock.now()
     query = search.page_query(after, limit + 1, now, with_state=with_state)
-    load = partial(_load_found, connection, with_state=with_state)
-    found, shared = await connection.retry(load, query)
+    answer = await storage.read(query, patient=True)
+    (found,) = answer
     shown, states = found[:limit], None
-    if with_state:
-        both, hooks = [*shown, *shared], connection.hooks
+    keys = [key for each in shown if (key := documents.key_of(each["_id"]))]
+    if with_state and keys:
+        shared = queries.shared_state_queries_by_key(keys)
+        states_then = await storage.read(*shared, as_of=answer.as_of, patient=True)
+        both, hooks = [*shown, *chain(*states_then)], storage.hooks
         decoded = documents.decode_sessions(both, now, hooks, is_list=True)
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
-    summaries = documents.summaries(shown, connection.hooks, states)
+    summaries = documents.summaries(shown, storage.hooks, states)
     following = None
     if len(found) > limit:
         following = page_token_after(search.position_of(found[limit - 1]), search)
     return SessionPage(sessions=summaries, next_page_token=following)
-
-
-async def _load_found(
-    connection: Connection, query: Query, *, with_state: bool
-) -> tuple[list[Document], list[Document]]:
-    read = await read_snapshot(connection, query)
-    found = await read.documents()
-    keys = [key for each in found if (key := documents.key_of(each["_id"]))]
-    if not with_state or not keys:
-        return found, []
-    wanted = queries.shared_state_queries_by_key(keys)
-    return found, await load_documents(connection, *wanted, as_of=read.as_of)
 
 
 _SAME_ID: Final = 50
@@ -332,16 +323,16 @@ class AppCount(NamedTuple):
     """Sessions, those being imported included."""
 
 
-async def list_apps(connection: Connection) -> list[str]:
+async def list_apps(storage: Storage) -> list[str]:
     """List the apps that have sessions, by name.
 
     The server steps from one app to the next in an index, whatever they hold.
     """
-    stages: list[Document] = [{"$group": {"_id": "$_id.app_name"}}]
-    return sorted(each["_id"] for each in await _aggregate_apps(connection, stages))
+    query = Query("sessions", {}, then=({"$group": {"_id": "$_id.app_name"}},))
+    return sorted(each["_id"] for each in await _find_apps(storage, query))
 
 
-async def count_by_app(connection: Connection, user_id: str | None) -> list[AppCount]:
+async def count_by_app(storage: Storage, user_id: str | None) -> list[AppCount]:
     """Count the sessions that have not expired, by app; apps by name.
 
     The server reads an index as a whole, and no session. Of one user it reads a part of
@@ -350,43 +341,41 @@ async def count_by_app(connection: Connection, user_id: str | None) -> list[AppC
     whose: Document = {}
     if user_id is not None:  # with the apps' names, an index leads to the sessions
         whose = {
-            "_id.app_name": {"$in": await list_apps(connection)},
+            "_id.app_name": {"$in": await list_apps(storage)},
             "_id.user_id": user_id,
         }
     over: list[Document] = [
-        {"$match": whose | queries.expired_filter(connection.clock.now()) | _CREATED},
+        {"$match": whose | queries.expired_filter(storage.clock.now()) | _CREATED},
         {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
     ]
     states = [{"$match": {"_id.user_id": user_id}}, {"$project": {"_id": _USER}}]
     with_state = {
-        "$unionWith": {"coll": connection.user_states.name, "pipeline": states}
+        "$unionWith": {"coll": f"{storage.prefix}user_states", "pipeline": states}
     }
     stages: list[Document] = [
-        {"$match": whose},
-        # An order that an index has, so that it is read instead of the sessions.
-        {"$sort": dict.fromkeys(_BY_USER, 1)},
         {"$group": {"_id": _USER, "sessions": {"$sum": _IS_SESSION}}},
-        {"$unionWith": {"coll": connection.sessions.name, "pipeline": over}},
+        {"$unionWith": {"coll": f"{storage.prefix}sessions", "pipeline": over}},
         *([with_state] if whose else []),
         {"$group": {"_id": "$_id", "sessions": {"$sum": "$sessions"}}},
         {"$match": {"sessions": {"$gte": 0 if whose else 1}}},
         {"$group": {"_id": "$_id.app", **_TOTALS}},
         {"$sort": {"_id": 1}},
     ]
-    found = await _aggregate_apps(connection, stages)
+    # An order that an index has, so that it is read instead of the sessions.
+    order = dict.fromkeys(_BY_USER, 1)
+    query = Query("sessions", whose, order, then=tuple(stages))
+    found = await _find_apps(storage, query)
     return [AppCount(each["_id"], each["users"], each["sessions"]) for each in found]
 
 
-async def _aggregate_apps(
-    connection: Connection, stages: list[Document]
-) -> list[Document]:
-    found = await connection.retry(connection.aggregate, connection.sessions, stages)
+async def _find_apps(storage: Storage, query: Query) -> list[Document]:
+    (found,) = await storage.read(query, patient=True)
     # Another tool may have stored what is no name.
     return [each for each in found if isinstance(each["_id"], str)]
 
 
 async def find_by_id(
-    connection: Connection, app_name: str, user_id: str | None, session_id: str
+    storage: Storage, app_name: str, user_id: str | None, session_id: str
 ) -> list[SessionSummary]:
     """Find an app's sessions with an id, 50 at most; of any user if none is given.
 
@@ -396,8 +385,8 @@ async def find_by_id(
     wanted: Document = {"_id.app_name": app_name, "_id.session_id": session_id}
     if user_id is not None:
         wanted["_id.user_id"] = user_id
-    wanted |= queries.visible_filter(connection.clock.now())
+    wanted |= queries.visible_filter(storage.clock.now())
     unread = (documents.INITIAL, "state")
     query = Query("sessions", wanted, limit=_SAME_ID, without=unread)
-    found = await connection.retry(load_documents, connection, query)
-    return documents.summaries(found, connection.hooks)
+    (found,) = await storage.read(query, patient=True)
+    return documents.summaries(found, storage.hooks)
