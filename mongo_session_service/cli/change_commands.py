@@ -5,13 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.inspect_commands import details_text, expiry_text
+from mongo_session_service.cli.inspect_commands import (
+    details_text,
+    expiry_text,
+    iter_sessions,
+)
 from mongo_session_service.cli.options import DURATION, FUTURE_TIME, PAST_TIME
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.model.wording import counted
@@ -19,9 +23,6 @@ from mongo_session_service.model.wording import counted
 if TYPE_CHECKING:
     from mongo_session_service.model.results import Erased, Pruned
     from mongo_session_service.service import MongoSessionService
-
-_SESSIONS_PER_PAGE: Final = 1000
-"""Sessions listed at once."""
 
 
 @click.command("set")
@@ -298,32 +299,22 @@ async def _trim_sessions(
     from google.adk.errors.session_not_found_error import SessionNotFoundError
 
     counts = {"sessions": 0, "trimmed": 0, "events": 0}
-    token = None
     with terminal.progress("Trimming", None) as advance:
-        while True:
-            page = await service.find_sessions(
-                app_name=app_name,
-                with_state=False,
-                limit=_SESSIONS_PER_PAGE,
-                page_token=token,
-            )
-            for each in page.sessions:
-                removed = 0
-                with suppress(SessionNotFoundError):  # it was deleted meanwhile
-                    removed = await service.trim_session(
-                        app_name=app_name,
-                        user_id=each.user_id,
-                        session_id=each.id,
-                        older_than=older_than,
-                        dry_run=dry_run,
-                    )
-                counts["sessions"] += 1
-                counts["trimmed"] += removed > 0
-                counts["events"] += removed
-                advance(counts["events"])
-            token = page.next_page_token
-            if token is None:
-                return counts
+        async for each in iter_sessions(service, {"app_name": app_name}):
+            removed = 0
+            with suppress(SessionNotFoundError):  # it was deleted meanwhile
+                removed = await service.trim_session(
+                    app_name=app_name,
+                    user_id=each.user_id,
+                    session_id=each.id,
+                    older_than=older_than,
+                    dry_run=dry_run,
+                )
+            counts["sessions"] += 1
+            counts["trimmed"] += removed > 0
+            counts["events"] += removed
+            advance(counts["events"])
+    return counts
 
 
 @click.command()

@@ -131,8 +131,8 @@ async def sessions(
         await _show_sessions(address, service, wanted, limit)
 
 
-async def _find(
-    service: MongoSessionService, limit: int, wanted: dict[str, Any]
+async def iter_sessions(
+    service: MongoSessionService, wanted: dict[str, Any], limit: int = 0
 ) -> AsyncIterator[SessionSummary]:
     """Find all sessions, or one more than a limit that is not 0."""
     size = min(limit + 1, _PAGE) if limit else _PAGE
@@ -181,7 +181,7 @@ async def _show_sessions(
 
     is_json = terminal.given().json
     rows, count = [], 0
-    async for each in _find(service, limit, wanted):
+    async for each in iter_sessions(service, wanted, limit):
         count += 1
         if limit and count > limit:
             break
