@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -66,6 +67,8 @@ class Backend:
     sweep: Sweep
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
+    closers: list[Callable[[], Awaitable[None]]]
+    """What its parts have to end before the client is closed."""
     stage: Stage = Stage.OPENED
     setup_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _parts: dict[Any, Any] = field(default_factory=dict)
@@ -253,11 +256,14 @@ class Backends:
             self._build = background(self._set_up(connection, builds=True))
 
     def _open_backend(self, loop: asyncio.AbstractEventLoop) -> Backend:
+        closers: list[Callable[[], Awaitable[None]]] = []
         with self._lock:
             if self._uri is not None:
                 forget_closed_loops(self.opened)
                 client: Any = open_client(self._uri)
-                keeper = keep_until_loop_ends(client.close, loop)
+                keeper = keep_until_loop_ends(
+                    partial(_close_client, client, closers), loop
+                )
             else:
                 client, keeper = self._client, None
                 if Driver.detect(client) is not Driver.MOCK:
@@ -284,6 +290,7 @@ class Backends:
                 appender=Appender(connection, reads, writer),
                 sweep=Sweep(connection, self._sweeps),
                 keeper=keeper,
+                closers=closers,
             )
             self.opened[loop] = entry
             return entry
@@ -294,17 +301,6 @@ class Backends:
         """Drop what the cache holds of a session, a user or an app."""
         if self._read_cache is not None:
             self._read_cache.drop(app_name, user_id, session_id)
-
-    async def close_here(self) -> None:
-        """Close the running loop's client, if this service has opened one for it.
-
-        A loop that ends closes its client as well, but first it waits for the driver's
-        tasks: up to ten seconds, if one was connecting when it was cancelled.
-        """
-        with self._lock:
-            entry = self.opened.pop(running_loop(), None)
-        if entry is not None:
-            await _close_backend(entry)
 
     async def close(self) -> None:
         """Close every client this service opened, in whichever loop it runs.
@@ -351,8 +347,18 @@ async def _close_backend(entry: Backend) -> None:
             await entry.keeper.aclose()
 
 
+async def _close_client(
+    client: Any, closers: list[Callable[[], Awaitable[None]]]
+) -> None:
+    for close in closers:
+        await close()
+    await client.close()
+
+
 async def _finish_writes(entry: Backend) -> None:
-    """Finish the writes under way, which need the client."""
+    """Finish what is under way, which needs the client."""
+    for close in entry.closers:
+        await close()
     await entry.sweep.stop()
     await entry.writer.settled()
     await entry.connection.client_sessions.end_all()

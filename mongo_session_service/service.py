@@ -52,7 +52,7 @@ from mongo_session_service.errors import (
     quoted,
     session_not_found_error,
 )
-from mongo_session_service.feed.feed import Feed
+from mongo_session_service.feed.feed import Feeds
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.model import metadata, validation
@@ -216,7 +216,7 @@ class MongoSessionService(BaseSessionService):
         self._limits = limits
         limit = _check_bytes("read_cache_bytes", read_cache_bytes)
         self._backends = Backends(uri, client, settings, limit)
-        self._feed = Feed(self._backends)
+        self._feeds = Feeds(self._backends)
         self._lease_renewer = LeaseRenewer()
         self._turns = Turns(self._backends, self._lease_renewer, self.database_name)
         self._running_turns = RunningTurns(self._backends)
@@ -265,7 +265,6 @@ class MongoSessionService(BaseSessionService):
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
         self._turns.fail_waiters()
-        await self._feed.close()
         await self._backends.close()
         await self._lease_renewer.end_thread()
 
@@ -1406,7 +1405,7 @@ class MongoSessionService(BaseSessionService):
                 raise InvalidInputError("A session_id needs its app_name and user_id.")
             key = session_key(app_name, user_id, session_id)
             return SessionSubscription(
-                self._feed,
+                self._feeds,
                 key,
                 after_revision,
                 max_bytes,
@@ -1417,7 +1416,7 @@ class MongoSessionService(BaseSessionService):
             message = "after_revision and after_partial need a session_id."
             raise InvalidInputError(message)
         scope = Scope(*validation.check_scope(app_name, user_id))
-        return Subscription(self._feed, scope, max_bytes, partials=partials)
+        return Subscription(self._feeds, scope, max_bytes, partials=partials)
 
     @traced
     async def wait_for(
@@ -1516,7 +1515,7 @@ class MongoSessionService(BaseSessionService):
         """The change feed's statistics; cheap enough to read every second."""
         ages = {each.name: each.checkpoint_age for each in list(self._consumers)}
         reading = {name: age for name, age in ages.items() if age is not None}
-        return replace(self._feed.stats(), checkpoint_ages=reading)
+        return replace(self._feeds.stats(), checkpoint_ages=reading)
 
 
 def _listed(summary: SessionSummary) -> Session:

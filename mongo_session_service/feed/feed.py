@@ -1,189 +1,377 @@
-"""Feed: the one change stream that serves all subscriptions of a service.
+"""Feed: the change stream of an event loop, which serves all subscriptions there.
 
-A service built from a URI works in any event loop, and loops come and go. Its feed
-therefore runs in its own thread, for as long as there are subscriptions. A borrowed
-client belongs to one event loop, and its feed runs there.
+Changes of running turns come by a second stream, which is open while somebody wants
+them: they are many, and few read them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-from contextlib import suppress
-from contextvars import Context
-from typing import Any, Final
-from weakref import WeakSet
+import copy
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Final
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.backend import (
-    Backends,
-    forget_closed_loops,
-    keep_until_loop_ends,
+from mongo_session_service.backend import Backend, Backends
+from mongo_session_service.changes import decoder
+from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
+from mongo_session_service.changes.routing import Router, Scope
+from mongo_session_service.errors import (
+    HistoryLostError,
+    MongoSessionServiceError,
+    SlowSubscriberError,
 )
-from mongo_session_service.changes.routing import Scope
-from mongo_session_service.feed.inbox import Inbox, Waker
-from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
-from mongo_session_service.storage.tasks import running_loop
+from mongo_session_service.model.records import Document
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.cooperative import Pace
+from mongo_session_service.storage.retries import PAUSE_AFTER_LOSS
+from mongo_session_service.storage.tasks import Supervisor, background
 
-THREAD_NAME: Final = "mongo-session-service-feed"
+logger = logging.getLogger(__name__)
 
-_LOOP_END_SECONDS: Final = 3.0
-"""Seconds that an event loop's end waits for a feed to end with it."""
+_CLOSED: Final = "The service was closed meanwhile."
+_SUPERVISOR: Final = Supervisor("The change feed")
+_OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
+_SILENT: Final = 2.0
+"""Seconds without a reply after which a stream counts as behind."""
 
-_Runner = threading.Thread | asyncio.Task[None]
+
+class Inbox:
+    """The changes that wait for one subscription."""
+
+    def __init__(self, scope: Scope, capacity: int, max_bytes: int) -> None:
+        self.scope = scope
+        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._waiting: deque[ChangeRecord | None] = deque()
+        self._routers: list[Router[Inbox]] = []
+        self._has_news = asyncio.Event()
+        self._has_ended = False
+        self._error: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_feed_ended(self) -> bool:
+        """Whether it ended because the feed was closed, not by an error."""
+        return self._has_ended and self._error is None
+
+    def attach_to(self, router: Router[Inbox]) -> None:
+        """Receive what is routed to it, until it ends."""
+        if not self._has_ended:
+            self._routers.append(router)
+            router.attach(self)
+
+    def put(self, record: ChangeRecord | None) -> bool:
+        """Add a change, or None where changes were missed; False if it is full."""
+        size = record.size if record else 0
+        is_too_large = bool(self._waiting) and self._bytes + size > self._max_bytes
+        if is_too_large or len(self._waiting) >= self._capacity:
+            return False
+        self._bytes += size
+        self._waiting.append(record)
+        self._has_news.set()
+        return True
+
+    def end(self, error: Exception | None = None, *, at_once: bool = False) -> None:
+        """End it after what waits, or at once: the reader then stops or raises."""
+        if at_once:
+            self._waiting.clear()
+        if not self._has_ended:
+            self._error = error
+            self._has_ended = True
+            self._has_news.set()
+            for each in self._routers:
+                each.detach(self)
+
+    def miss(self) -> None:
+        """Replace what waits by the sign that changes were missed."""
+        self._waiting.clear()
+        self._bytes = 0
+        self.put(None)
+
+    async def take(self) -> ChangeRecord | None:
+        """Take the next change; None if the feed has missed changes.
+
+        StopAsyncIteration or an error at the end. A cancelled call has taken none.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                # A copy for each reader, since raising adds a traceback.
+                raise copy.copy(self._error)
+            if self._has_ended:
+                raise StopAsyncIteration
+            self._has_news.clear()
+            await self._has_news.wait()
+        record = self._waiting.popleft()
+        self._bytes -= record.size if record else 0
+        return record
+
+
+class _StreamReader(ABC):
+    """Reads a change stream into inboxes, as long as there are any."""
+
+    def __init__(
+        self, backend: Backend, counters: Counters, pipeline: list[Document]
+    ) -> None:
+        self.inboxes: Router[Inbox] = Router()
+        self._connection = backend.connection
+        self._pipeline = pipeline
+        self._counters = counters
+        self._run: asyncio.Task[None] | None = None
+        """The task that reads for the inboxes; None if there are none."""
+        self._runs: set[asyncio.Task[None]] = set()
+        """That one, and earlier ones that close their cursors."""
+        self._start: asyncio.Future[Timestamp] = asyncio.Future()
+        """Where its stream begins, once it is open."""
+        self._position: Timestamp | None = None
+        """Everything until then is in the inboxes; None while no stream is open."""
+        self._wanted_at = 0.0
+        self._is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._run is not None
+
+    async def attach(self, inbox: Inbox) -> Timestamp:
+        """Put into an inbox every change after the returned time."""
+        if self._is_closed:  # with its backend, of which a call still had hold
+            raise MongoSessionServiceError(_CLOSED)
+        inbox.attach_to(self.inboxes)
+        self._wanted_at = time.monotonic()
+        if self._run is None:
+            self._start = asyncio.get_running_loop().create_future()
+            self._run = background(self._read())
+            self._runs.add(self._run)
+            self._run.add_done_callback(self._runs.discard)
+        if self._position is not None:
+            return self._position
+        start = self._start
+        await asyncio.wait([start])
+        if error := start.exception():
+            raise copy.copy(error)
+        return start.result()
+
+    async def close(self) -> None:
+        """End all inboxes, and close the stream."""
+        self._is_closed = True
+        if self._run is not None:  # the others need no more than to close their cursors
+            self._run.cancel()
+            self._end(None)
+        if self._runs:
+            await asyncio.wait(self._runs)
+
+    async def _read(self) -> None:
+        error: Exception | None = None
+        try:
+            async with self._connection.translating_errors():
+                while not await self._follow():
+                    pass
+        except asyncio.CancelledError:
+            pass
+        except MongoSessionServiceError as failure:
+            error = failure
+        except Exception as failure:  # noqa: BLE001  raised by the subscriptions
+            _SUPERVISOR.log_death(failure)
+            text = f"The change feed failed with {type(failure).__name__}."
+            error = MongoSessionServiceError(text)
+        if self._run is asyncio.current_task():
+            self._end(error)
+
+    async def _follow(self) -> bool:
+        """Follow a stream from now on to the end; False if it cannot be resumed."""
+        connection, pace = self._connection, Pace()
+        start = await connection.retry(oplog.latest_time, connection)
+        stream = decoder.follow(connection, self._pipeline, start)
+        self._open_at(start)
+        try:
+            while self._is_wanted():
+                try:
+                    change = await stream.next_change()
+                except HistoryLostError as error:
+                    self._resynchronise(error)
+                    await asyncio.sleep(PAUSE_AFTER_LOSS)
+                    return False
+                if change is not None:
+                    self._dispatch(self._decode(change))
+                    self._position = decoder.cluster_time(change)
+                    await pace.yield_to_loop()
+                await self._observe(change, stream.reopened)
+            self._end(None)  # who comes while the cursor is closed begins another run
+            return True
+        finally:
+            await stream.close_cursor()
+
+    def _open_at(self, start: Timestamp) -> None:
+        self._position = start
+        self._start.set_result(start)
+
+    def _is_wanted(self) -> bool:
+        now = time.monotonic()
+        if self.inboxes:
+            self._wanted_at = now
+        return now - self._wanted_at <= self._connection.limits.feed_linger_seconds
+
+    def _dispatch(self, record: ChangeRecord | None) -> None:
+        """Put a change into the inboxes that it concerns, decoded once for all."""
+        if record is None:
+            return
+        for inbox, part in self.inboxes.route(record):
+            if part.readable_change is not None and not inbox.put(part):
+                self._counters.drops += 1
+                inbox.end(SlowSubscriberError(None), at_once=True)
+
+    def _resynchronise(self, error: HistoryLostError) -> None:
+        """Have session subscriptions read from storage, and end all others.
+
+        Who comes from here on waits until the next stream is open.
+        """
+        logger.warning("The change feed restarts. %s", error)
+        self._counters.resyncs += 1
+        self._start = asyncio.get_running_loop().create_future()
+        self._position = None
+        for each in self.inboxes:
+            if each.scope.is_session:
+                each.miss()
+            else:
+                each.end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        self._run = self._position = None
+        if not self._start.done():
+            self._start.set_exception(error or MongoSessionServiceError(_CLOSED))
+            self._start.exception()  # perhaps nobody waits for it
+        for each in self.inboxes:
+            each.end(error)
+
+    @abstractmethod
+    def _decode(self, change: Document) -> ChangeRecord | None: ...
+
+    @abstractmethod
+    async def _observe(self, change: Document | None, reopened: int) -> None:
+        """Count an answer of a stream that was reopened so many times."""
+
+
+class _LogReader(_StreamReader):
+    """Reads what is committed of sessions, events and state."""
+
+    def __init__(self, backend: Backend, counters: Counters) -> None:
+        super().__init__(backend, counters, decoder.pipeline(backend.connection))
+        self._names = WatchedCollections.of_connection(backend.connection)
+        self._sweep = backend.sweep
+        self._lag = 0.0
+        self._answered_at = self._measured_at = 0.0
+        self._reopened = 0
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which it is behind."""
+        silence = time.monotonic() - self._answered_at
+        is_silent = self._position is not None and silence > _SILENT
+        return max(self._lag, silence) if is_silent else self._lag
+
+    def _open_at(self, start: Timestamp) -> None:
+        super()._open_at(start)
+        self._answered_at, self._reopened = time.monotonic(), 0
+        self._sweep.sweep_within(0)  # subscribers receive what it deletes
+
+    def _decode(self, change: Document) -> ChangeRecord | None:
+        record = decoder.decode_change(change, self._names, self._connection.hooks)
+        if record is not None:
+            self._sweep.expect(record.expire_time)
+        return record
+
+    async def _observe(self, change: Document | None, reopened: int) -> None:
+        now, self._lag = time.monotonic(), 0.0
+        self._answered_at = now
+        if change is not None:
+            self._counters.delivered += 1
+            self._lag = max(0.0, time.time() - decoder.committed_at(change))
+        self._counters.reconnects += reopened - self._reopened
+        self._reopened = reopened
+        if now - self._measured_at > _OPLOG_MEASURED_EVERY:
+            self._measured_at = now
+            window = await oplog.oplog_window_if_known(self._connection)
+            self._counters.oplog_window = window
+
+
+class _PartialReader(_StreamReader):
+    """Reads what running turns produce before it is stored."""
+
+    def __init__(self, backend: Backend, counters: Counters) -> None:
+        partials = backend.connection.partials.name
+        super().__init__(backend, counters, decoder.partials_pipeline(partials))
+
+    def _decode(self, change: Document) -> ChangeRecord | None:
+        return decoder.decode_partial(change, self._connection.hooks)
+
+    async def _observe(self, change: Document | None, reopened: int) -> None:
+        pass
 
 
 class Feed:
-    """Serves subscriptions from one change stream; starts with the first of them."""
+    """The change streams of one event loop, and the inboxes of its subscriptions."""
+
+    def __init__(self, backend: Backend, counters: Counters) -> None:
+        self._connection = backend.connection
+        self.log = _LogReader(backend, counters)
+        self._partials = _PartialReader(backend, counters)
+        backend.closers.append(self.close)
+
+    async def open_inbox(
+        self, scope: Scope, max_bytes: int, *, partials: bool
+    ) -> tuple[Inbox, Timestamp]:
+        """Open an inbox for every change of a scope after the returned time."""
+        oplog.check_watchable(self._connection)
+        inbox = Inbox(scope, self._connection.limits.inbox_changes, max_bytes)
+        try:
+            since = await self.log.attach(inbox)
+            if partials:
+                since = max(since, await self._partials.attach(inbox))
+        except BaseException:
+            inbox.end()
+            raise
+        return inbox, since
+
+    async def close(self) -> None:
+        """End every subscription, and close the streams."""
+        await self.log.close()
+        await self._partials.close()
+
+
+class Feeds:
+    """The feeds of a service: one for each event loop that subscribes."""
 
     def __init__(self, backends: Backends) -> None:
         self.backends = backends
-        self._reset()
+        self._counters = Counters()
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._reader: Reader | None = None
-        self._runners: list[_Runner] = []  # of this reader, and of former ones
-        self._wakers: dict[asyncio.AbstractEventLoop, Waker] = {}
-        self.counters = Counters()
+    def __reduce__(self) -> tuple[type[Feeds], tuple[Backends]]:
+        return type(self), (self.backends,)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"backends": self.backends}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.backends = state["backends"]
-        self._reset()
-
-    async def open_inbox(
-        self, scope: Scope, max_bytes: int, *, wants_partials: bool
-    ) -> tuple[Inbox, Timestamp]:
-        """Open an inbox for every change of a scope after the returned time."""
-        self._reset_after_fork()
-        loop = running_loop()
-        with self._lock:
-            forget_closed_loops(self._wakers)
-            waker = self._wakers.setdefault(loop, Waker(loop))
-        inbox = Inbox(
-            scope,
-            waker,
-            self.backends.limits.inbox_changes,
-            max_bytes,
-            wants_partials=wants_partials,
-        )
-        try:
-            entered = None
-            while entered is None:
-                reader = self._current_reader()
-                entered = reader.admit_inbox(inbox)
-            if self.backends.owns_clients:
-                await _end_reader_with_loops(reader)
-            return inbox, await asyncio.wrap_future(entered)
-        except BaseException:
-            inbox.abandon()
-            raise
-
-    async def close(self) -> None:
-        """End every subscription, and close the stream."""
-        self._reset_after_fork()
-        with self._lock:
-            reader, self._reader = self._reader, None
-            runners = self._runners
-        if reader is not None:
-            reader.stop_soon()
-        # They run in other threads, or in event loops that may be closing.
-        while any(map(_is_running, runners)):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    def feed_of(self, backend: Backend) -> Feed:
+        return backend.part(Feed, backend, self._counters)
 
     def stats(self) -> FeedStats:
-        """Its current figures."""
-        self._reset_after_fork()
-        reader, counters = self._reader, self.counters
-        inboxes = reader.inboxes() if reader else []
+        """Figures of all feeds together."""
+        parts = self.backends.parts(Feed)
+        logs = [feed.log for loop, feed in parts.items() if not loop.is_closed()]
+        inboxes = [inbox for log in logs for inbox in log.inboxes]
         return FeedStats(
-            is_running=reader is not None and not reader.has_ended,
+            is_running=any(each.is_running for each in logs),
             subscriptions=len(inboxes),
             queue_depth=max(map(len, inboxes), default=0),
-            lag_seconds=counters.lag_now,
-            oplog_window_seconds=counters.oplog_window,
-            delivered=counters.delivered,
-            reconnects=counters.reconnects,
-            resyncs=counters.resyncs,
-            drops=counters.drops,
+            lag_seconds=max((each.lag for each in logs), default=0.0),
+            oplog_window_seconds=self._counters.oplog_window,
+            delivered=self._counters.delivered,
+            reconnects=self._counters.reconnects,
+            resyncs=self._counters.resyncs,
+            drops=self._counters.drops,
         )
-
-    def _reset_after_fork(self) -> None:
-        if self._pid != os.getpid():
-            # After a fork the parent's thread is gone, and its lock may be held.
-            self._reset()
-
-    def _current_reader(self) -> Reader:
-        with self._lock:
-            if self._reader is None or self._reader.has_ended:
-                reader = Reader(self.backends, self.counters)
-                runner = _start_runner(reader, self.backends)
-                self._runners = [*filter(_is_running, self._runners), runner]
-                self._reader = reader
-            return self._reader
-
-
-def _start_runner(reader: Reader, backends: Backends) -> _Runner:
-    if not backends.owns_clients:  # a borrowed one stays in its event loop
-        return asyncio.create_task(reader.run_feed(), context=Context())
-    thread = threading.Thread(
-        target=_run_thread, args=[reader, backends], name=THREAD_NAME
-    )
-    thread.daemon = True
-    reader.thread = thread
-    thread.start()
-    return thread
-
-
-_served: dict[asyncio.AbstractEventLoop, WeakSet[Reader]] = {}
-"""The readers to be told when an event loop ends."""
-
-
-async def _end_reader_with_loops(reader: Reader) -> None:
-    """Have a reader end with the last of the event loops that it serves."""
-    loop = asyncio.get_running_loop()
-
-    async def leave_readers() -> None:
-        readers = list(_served.pop(loop))
-        for each in readers:
-            each.leave(loop)
-        ending = [each.thread for each in readers if each.thread and each.has_ended]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOP_END_SECONDS):
-                while any(map(_is_running, ending)):  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-
-    if loop not in _served:
-        forget_closed_loops(_served)
-        _served[loop] = WeakSet()
-        await anext(keep_until_loop_ends(leave_readers, loop))
-    _served[loop].add(reader)
-
-
-def _is_running(runner: _Runner) -> bool:
-    if isinstance(runner, threading.Thread):
-        return runner.is_alive()
-    # In an event loop that has stopped, a task never finishes.
-    return not runner.done() and runner.get_loop().is_running()
-
-
-def _run_thread(reader: Reader, backends: Backends) -> None:
-    async def run_and_close() -> None:
-        try:
-            # Its own task, since a late cancellation must not interrupt the closing.
-            await asyncio.create_task(reader.run_feed())
-        finally:
-            await backends.close_here()
-
-    try:
-        asyncio.run(run_and_close())
-    finally:
-        if not reader.has_ended:  # it could not start
-            reader.end_run(None)

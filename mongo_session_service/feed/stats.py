@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,9 +11,6 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from mongo_session_service._public import public
 from mongo_session_service.telemetry import DATABASE, NAME, meter
-
-_SILENT: Final = 2.0
-"""Seconds without a reply after which a stream counts as behind."""
 
 
 @public
@@ -48,38 +44,13 @@ class FeedStats:
 
 @dataclass(slots=True)
 class Counters:
-    """A feed's counters; only its reader writes them."""
+    """What a service counts of its feeds."""
 
-    is_running: bool = False
     delivered: int = 0
     reconnects: int = 0
     resyncs: int = 0
     drops: int = 0
     oplog_window: float | None = None
-    lag: float = 0.0
-    heard_at: float = 0.0
-
-    def note_open(self) -> None:
-        """Note that the stream is open."""
-        self.is_running = True
-        self.heard_at = time.monotonic()
-
-    def note_answer(self, committed_at: float | None) -> None:
-        """Note an answer of the stream; None if it brought no change."""
-        self.heard_at = time.monotonic()
-        if committed_at is None:
-            self.lag = 0.0
-        else:
-            self.delivered += 1
-            self.lag = max(0.0, time.time() - committed_at)
-
-    @property
-    def lag_now(self) -> float:
-        """Seconds by which the feed is behind."""
-        silence = time.monotonic() - self.heard_at
-        if self.is_running and silence > _SILENT:
-            return max(self.lag, silence)
-        return self.lag
 
 
 _PREFIX: Final = f"{NAME}.feed"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator
-from typing import Self
+from collections.abc import AsyncGenerator, Iterable
+from typing import Final, Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
+from mongo_session_service.backend import Backend
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.changes.routing import Scope
@@ -19,14 +20,18 @@ from mongo_session_service.errors import (
     TrimmedError,
     session_not_found_error,
 )
-from mongo_session_service.feed.feed import Feed
-from mongo_session_service.feed.heard_turns import HeardTurn, HeardTurns
-from mongo_session_service.feed.inbox import Inbox
+from mongo_session_service.feed.feed import Feeds, Inbox
 from mongo_session_service.feed.view import View, appended_changes, load_view
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log
 from mongo_session_service.storage import oplog
 from mongo_session_service.storage.snapshots import NO_TIME
+
+_STORED_EVENTS: Final = 256
+"""Stored events by which late partials are known: these are late by a second or so."""
+
+_TURN_END: Final = 2**63
+"""A position after every other of a turn."""
 
 
 @public
@@ -62,13 +67,13 @@ class Subscription:
     """
 
     def __init__(
-        self, feed: Feed, scope: Scope, max_bytes: int, *, partials: bool
+        self, feeds: Feeds, scope: Scope, max_bytes: int, *, partials: bool
     ) -> None:
         self.scope = scope
-        self._feed = feed
+        self._feeds = feeds
         self._max_bytes = max_bytes
         self._wants_partials = partials
-        self._turns = HeardTurns() if partials else None
+        self._turns = _TurnFilters() if partials else None
         self._inbox: Inbox | None = None
         self._since = NO_TIME
         self._has_begun = self._is_closed = False
@@ -105,33 +110,33 @@ class Subscription:
         """End it at once, for a reader that is waiting as well."""
         self._is_closed = True
         if self._inbox is not None:
-            self._inbox.abandon()
+            self._inbox.end(at_once=True)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Change:
         while change := await self._next_change():
-            if self._turns is None or self._turns.note_progress(change):
+            if self._turns is None or self._turns.admit(change):
                 return change
         raise StopAsyncIteration
 
     async def _begin(self) -> None:
-        await self._open_inbox()
-        async with self._feed.backends.in_call() as backend:
+        async with self._feeds.backends.in_call() as backend:
+            await self._open_inbox(backend)
             connection = backend.connection
             self._since = await connection.retry(oplog.latest_time, connection)
 
-    async def _open_inbox(self) -> Timestamp:
+    async def _open_inbox(self, backend: Backend) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
-        opened, position = await self._feed.open_inbox(
-            self.scope, self._max_bytes, wants_partials=self._wants_partials
+        opened, position = await self._feeds.feed_of(backend).open_inbox(
+            self.scope, self._max_bytes, partials=self._wants_partials
         )
         before, self._inbox = self._inbox, opened
         if before is not None:
-            before.abandon()
+            before.end(at_once=True)
         if self._is_closed:
-            opened.abandon()
+            opened.end(at_once=True)
         return position
 
     async def _next_change(self) -> Change | None:
@@ -155,7 +160,7 @@ class SessionSubscription(Subscription):
 
     def __init__(
         self,
-        feed: Feed,
+        feeds: Feeds,
         key: SessionKey,
         after_revision: int | None,
         max_bytes: int,
@@ -163,9 +168,9 @@ class SessionSubscription(Subscription):
         partials: bool,
         after_partial: tuple[int, int] | None,
     ) -> None:
-        super().__init__(feed, Scope(*key), max_bytes, partials=partials)
+        super().__init__(feeds, Scope(*key), max_bytes, partials=partials)
         self._key = key
-        self._turn = HeardTurn(*(after_partial or (0, 0)))
+        self._turn = _TurnFilter(*(after_partial or (0, 0)))
         self._revision = after_revision
         self._create_time: float | None = None
         self._waiting: deque[Change] = deque()
@@ -182,7 +187,7 @@ class SessionSubscription(Subscription):
         wanted = event_log.LogRange(before=before_revision, newest_first=True)
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
-            async with self._feed.backends.in_call() as backend:
+            async with self._feeds.backends.in_call() as backend:
                 connection, created = backend.connection, self._create_time
                 pages = pages or event_log.read_log(
                     connection, self._key, wanted, created=created
@@ -222,7 +227,7 @@ class SessionSubscription(Subscription):
         if change is None:
             self._is_following = False
         elif change.kind in {"partial", "turn"}:
-            self._waiting += [change] if self._turn.note_progress(change) else []
+            self._waiting += [change] if self._turn.admit(change) else []
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
@@ -235,7 +240,7 @@ class SessionSubscription(Subscription):
             self._revision = change.revision
         self._is_gone = change.kind == "deleted"
         if change.kind == "appended" and change.event is not None:
-            self._turn.note_stored([change.event.id])
+            self._turn.add_stored([change.event.id])
         return change
 
     @property
@@ -247,9 +252,9 @@ class SessionSubscription(Subscription):
 
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
-        # A new inbox: the old one may have overflowed with what is read here.
-        position = await self._open_inbox()
-        async with self._feed.backends.in_call() as backend:
+        async with self._feeds.backends.in_call() as backend:
+            # A new inbox: the old one may have overflowed with what is read here.
+            position = await self._open_inbox(backend)
             connection = backend.connection
             view = await connection.retry(
                 load_view,
@@ -286,8 +291,69 @@ class SessionSubscription(Subscription):
     def _continue_from(self, view: View) -> None:
         self._waiting.extend(view.missed)
         if view.is_complete:
-            self._turn.note_turn_end(view.past_epoch)
-            self._turn.note_stored(view.stored_ids)
-            self._waiting.extend(filter(self._turn.note_progress, view.said))
+            self._turn.skip_turn(view.past_epoch)
+            self._turn.add_stored(view.stored_ids)
+            self._waiting.extend(filter(self._turn.admit, view.partials))
             self._since = view.as_of
             self._is_following = True
+
+
+class _TurnFilter:
+    """Leaves out what a subscriber has received of a session's turns already.
+
+    Partials come by another change stream than what is stored, and neither waits for
+    the other. So a partial may arrive after its event, or after the next turn's begin.
+    """
+
+    def __init__(self, epoch: int = 0, position: int = 0) -> None:
+        self._received = (epoch, position)
+        self._stored: deque[str] = deque(maxlen=_STORED_EVENTS)
+
+    def add_stored(self, event_ids: Iterable[str]) -> None:
+        """Leave out what is still to come of these events."""
+        self._stored.extend(event_ids)
+
+    def skip_turn(self, epoch: int) -> None:
+        """Leave out what is still to come of a turn that has ended."""
+        self._received = max(self._received, (epoch, _TURN_END))
+
+    def admit(self, change: Change) -> bool:
+        """Count a ``partial`` or ``turn`` as received; False to leave it out."""
+        if change.turn is None or change.turn_position is None:
+            return False
+        place = (change.turn.epoch, change.turn_position)
+        if place <= self._received:
+            return False
+        self._received = place
+        return change.event is None or change.event.id not in self._stored
+
+
+class _TurnFilters:
+    """Filters of many sessions.
+
+    Of a turn that had begun before, only the status is let through: the beginning of
+    its partials is missing.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[SessionKey, tuple[int, _TurnFilter]] = {}
+        """The epoch of each turn that runs, and its filter."""
+
+    def admit(self, change: Change) -> bool:
+        """Count a change as received; False to leave it out."""
+        key = change.session_key
+        if key is None:
+            return True
+        epoch, running = self._running.get(key, (0, None))
+        if change.kind == "appended" and change.event and running:
+            running.add_stored([change.event.id])
+        if change.turn is None:
+            return True
+        if change.kind == "partial":
+            return running is not None and running.admit(change)
+        status = change.turn.status
+        if change.turn.epoch > epoch and status == "running":
+            self._running[key] = (change.turn.epoch, _TurnFilter())
+        elif change.turn.epoch == epoch and status not in {"running", "stopping"}:
+            del self._running[key]
+        return True

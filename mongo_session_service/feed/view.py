@@ -41,8 +41,8 @@ class View:
     """The revision after which the session's log begins."""
     past_epoch: int = 0
     """The epoch of the latest turn that is over."""
-    said: Sequence[Change] = ()
-    """Changes that tell what the running turn has said and noted, and not stored."""
+    partials: Sequence[Change] = ()
+    """Of the running turn: what is not stored yet, and its status."""
     stored_ids: Sequence[str] = ()
     """The ids of the events that it has stored."""
 
@@ -117,7 +117,7 @@ def appended_changes(
 async def _with_turn(
     connection: Connection, key: SessionKey, session: dict[str, Any], view: View
 ) -> View:
-    """Add to a view what the turn of the session has said."""
+    """Add to a view what the turn of the session has produced."""
     turn = session.get("turn") or {}
     if "holder" not in turn:
         return replace(view, past_epoch=turn.get("epoch", 0))
@@ -130,13 +130,15 @@ async def _with_turn(
     stored = {*stored_ids}
     items = [decode_turn_progress(each, connection.hooks) for each in read]
     changes = [each.readable_change for each in items if each]
-    said = [
+    partials = [
         each
         for each in changes
         if each and (each.event is None or each.event.id not in stored)
     ]
     past_epoch = turn["epoch"] - 1
-    return replace(view, past_epoch=past_epoch, said=said, stored_ids=stored_ids)
+    return replace(
+        view, past_epoch=past_epoch, partials=partials, stored_ids=stored_ids
+    )
 
 
 async def _snapshot_at_cut(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import traceback
 from typing import Any
 
@@ -15,9 +14,9 @@ from support.failpoints import failing, victim_uri
 from support.subscriptions import SESSION, Follower, new_event
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.backend import Backends
-from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
 from mongo_session_service.model.limits import Limits
+from mongo_session_service.storage import oplog
+from mongo_session_service.storage.stream import Stream
 
 
 @pytest.mark.parametrize("is_borrowed", [False, True])
@@ -140,49 +139,54 @@ async def test_what_an_event_sets_to_nan_is_told_once(
     assert follower.kinds == ["snapshot", "appended", "appended"]
 
 
-async def test_a_feed_that_cannot_start_leaves_nobody_waiting(
+async def test_a_feed_that_fails_leaves_nobody_waiting(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a thread to be had it fails, and the next subscriber starts anew."""
+    """All who wait for it to open have its error, and the next one starts anew."""
     await service.create_session(**SESSION)
 
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    async def fail(_: object) -> None:
+        raise RuntimeError("out of order")
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
-        with pytest.raises(RuntimeError, match="thread"):
-            await service.watch(APP).__aenter__()
+        patched.setattr(oplog, "latest_time", fail)
+        opening = [service.watch(APP).__aenter__() for _ in range(5)]
+        errors = await asyncio.gather(*opening, return_exceptions=True)
+    assert [str(each) for each in errors] == [
+        "The change feed failed with RuntimeError."
+    ] * len(opening)
+    assert len({id(each) for each in errors}) == len(opening)
     async with asyncio.timeout(PATIENCE), service.watch(APP):
         pass
 
 
-async def test_closing_waits_for_every_thread_of_the_feed(
+async def test_closing_waits_until_a_stream_is_closed(
     mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is still letting go of its connection is waited for as well."""
-    is_closing, may_close = threading.Event(), threading.Event()
-    close = Backends.close_here
+    """One that ended before, and still closes its cursor, is waited for as well."""
+    is_closing, may_close = asyncio.Event(), asyncio.Event()
+    close = Stream.close_cursor
 
-    async def close_late(backends: Backends) -> None:
+    async def close_late(stream: Stream) -> None:
         is_closing.set()
-        await asyncio.to_thread(may_close.wait, PATIENCE)
-        await close(backends)
+        await may_close.wait()
+        await close(stream)
 
-    monkeypatch.setattr(Backends, "close_here", close_late)
+    monkeypatch.setattr(Stream, "close_cursor", close_late)
     service = MongoSessionService(
         mongodb_uri, database=database, _limits=Limits(feed_linger_seconds=0)
     )
     async with service.watch(APP):
         pass
-    assert await asyncio.to_thread(is_closing.wait, PATIENCE)
+    async with asyncio.timeout(PATIENCE):
+        await is_closing.wait()
+    monkeypatch.setattr(Stream, "close_cursor", close)
     async with service.watch(APP):
         closing = asyncio.create_task(service.close())
         done, _ = await asyncio.wait([closing], timeout=0.1)
         may_close.set()
         await closing
     assert not done
-    assert FEED_THREAD not in [each.name for each in threading.enumerate()]
 
 
 async def test_a_subscription_closed_before_it_is_open_has_ended(

@@ -1,4 +1,4 @@
-"""One feed for all event loops, threads and clients of a service."""
+"""One feed for each event loop, in all threads and with all clients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
-from mongo_session_service.service import backends_of
 
 LOOPS = 5
 
@@ -44,10 +42,10 @@ async def wait_for_streams(admin: MongoClient, database: str, count: int) -> Non
     await until(lambda: len(change_streams(admin, database)) == count)
 
 
-def test_loops_share_one_stream(
+def test_subscriptions_of_a_loop_share_one_stream(
     shared: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """Subscribers in many threads' loops get everything from one server cursor."""
+    """Each of many threads' loops has one server cursor, and everything comes by it."""
     ready = threading.Barrier(LOOPS + 1)
     told: list[list[int]] = []
 
@@ -73,17 +71,40 @@ def test_loops_share_one_stream(
         await asyncio.to_thread(ready.wait, PATIENCE)
         for _ in range(20):
             await shared.append_event(session, new_event())
-        await wait_for_streams(admin, database, 1)
+        await wait_for_streams(admin, database, LOOPS)
         assert shared.feed_stats().subscriptions == 2 * LOOPS
         await asyncio.to_thread(ready.wait, PATIENCE)
         for thread in threads:
             await asyncio.to_thread(thread.join)
-        await shared.close()
         await wait_for_streams(admin, database, 0)
+        assert shared.feed_stats().delivered >= 20 * LOOPS
+        await shared.close()
 
     asyncio.run(main())
 
     assert told == [list(range(1, 21))] * LOOPS
+
+
+def test_closing_ends_the_subscriptions_of_other_loops(
+    shared: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """They end as if they were closed, and their cursors with them."""
+    ready = threading.Barrier(2)
+
+    async def follow() -> None:
+        async with Follower(shared.watch(APP)) as follower:
+            await asyncio.to_thread(ready.wait, PATIENCE)
+            assert await follower.ended() is None
+
+    async def main() -> None:
+        await shared.create_session(**SESSION)
+        following = asyncio.create_task(asyncio.to_thread(asyncio.run, follow()))
+        await asyncio.to_thread(ready.wait, PATIENCE)
+        await shared.close()
+        await following
+        await wait_for_streams(admin, database, 0)
+
+    asyncio.run(main())
 
 
 def test_loops_that_die_harm_nobody(shared: MongoSessionService) -> None:
@@ -112,7 +133,7 @@ def test_loops_that_die_harm_nobody(shared: MongoSessionService) -> None:
             assert shared.feed_stats().drops == 0
             async with asyncio.timeout(PATIENCE):
                 while shared.feed_stats().subscriptions > 1:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)  # the feed looks for them every second
+                    await asyncio.sleep(0.01)
         async with asyncio.timeout(20):
             await shared.close()
 
@@ -144,33 +165,33 @@ def test_a_feed_ends_with_its_loop(
 
     asyncio.run(watch())
     threads, before = threading.active_count(), descriptors()
-    assert FEED_THREAD not in [each.name for each in threading.enumerate()]
     for _ in range(5):
         asyncio.run(watch())
     assert threading.active_count() <= threads
     assert descriptors() <= before
 
 
-def test_a_feed_ends_with_the_last_of_its_loops(shared: MongoSessionService) -> None:
-    """It serves a loop that is left, and ends when that is closed, however abruptly."""
+def test_a_feed_ends_with_its_loop_that_runs_again_and_again(
+    shared: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """A loop that rests between two calls goes on, and takes its stream with it."""
     loop = asyncio.new_event_loop()
-
-    async def watch() -> None:
-        async with shared.watch(APP):
-            pass
+    follower = Follower(shared.watch(APP))
 
     async def follow() -> None:
-        async with Follower(shared.watch(APP)) as follower:
-            await asyncio.to_thread(asyncio.run, watch())
-            await shared.create_session(**SESSION)
-            await follower.until(lambda: follower.told)
+        before = len(follower.told)
+        await shared.create_session(**IDS)
+        await follower.until(lambda: len(follower.told) > before)
 
-    loop.run_until_complete(follow())
-    [feed] = [each for each in threading.enumerate() if each.name == FEED_THREAD]
-    loop.run_until_complete(backends_of(shared).close_here())
+    loop.run_until_complete(follower.__aenter__())
+    for _ in range(3):
+        loop.run_until_complete(follow())
+    assert follower.kinds == ["created"] * 3
+    assert len(change_streams(admin, database)) == 1
+    loop.run_until_complete(follower.__aexit__(None, None, None))
+    loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
-    feed.join(5)
-    assert not feed.is_alive()
+    asyncio.run(wait_for_streams(admin, database, 0))
 
 
 @pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
@@ -180,7 +201,7 @@ async def test_borrowed_clients(
     admin: MongoClient,
     make: Callable[[str], Any],
 ) -> None:
-    """With a borrowed client the feed runs in its loop, and ends with the service."""
+    """With a borrowed client the feed ends with the service, and the client stays."""
     client = make(mongodb_uri)
     service = MongoSessionService(client=client, database=database)
     for _ in range(2):
