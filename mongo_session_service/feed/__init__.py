@@ -1,1 +1,1 @@
-"""Live subscriptions, served by one change stream per process."""
+"""Live subscriptions, served by one change stream per event loop."""

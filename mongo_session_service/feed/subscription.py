@@ -195,7 +195,7 @@ class SessionSubscription(Subscription):
                 page = await anext(pages, None)
             if page is None:
                 return
-            yield appended_changes(self._key, page, connection.hooks)
+            yield [*appended_changes(self._key, page, connection.hooks)]
 
     @property
     def is_following(self) -> bool:
@@ -255,10 +255,8 @@ class SessionSubscription(Subscription):
         async with self._feeds.backends.in_call() as backend:
             # A new inbox: the old one may have overflowed with what is read here.
             position = await self._open_inbox(backend)
-            connection = backend.connection
-            view = await connection.retry(
-                load_view,
-                connection,
+            view = await load_view(
+                backend,
                 self._key,
                 self._revision,
                 position,

@@ -84,8 +84,7 @@ class Limits:
     stream_silence_seconds: float = 15.0
     """Seconds without a reply after which a change stream is reopened."""
     feed_linger_seconds: float = 10.0
-    """Seconds a change stream stays open after its last subscription, if event loops
-    remain."""
+    """Seconds a change stream stays open after its last subscription."""
     sweep_interval: float = 60.0
     """Seconds between two looks for expired sessions, at most; infinite for none."""
     sweep_rest: float = 1.0
