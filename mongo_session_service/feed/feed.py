@@ -35,6 +35,8 @@ from mongo_session_service.storage.tasks import Supervisor, background
 logger = logging.getLogger(__name__)
 
 _CLOSED: Final = "The service was closed meanwhile."
+_MANY: Final = 100
+"""Recipients of a change whose readers run before the next one: it takes them 1 ms."""
 _SUPERVISOR: Final = Supervisor("The change feed")
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SILENT: Final = 2.0
@@ -122,7 +124,7 @@ class _StreamReader(ABC):
         self, backend: Backend, counters: Counters, pipeline: list[Document]
     ) -> None:
         self.inboxes: Router[Inbox] = Router()
-        self._connection = backend.connection
+        self._storage = backend.connection
         self._pipeline = pipeline
         self._counters = counters
         self._run: asyncio.Task[None] | None = None
@@ -171,9 +173,8 @@ class _StreamReader(ABC):
     async def _read(self) -> None:
         error: Exception | None = None
         try:
-            async with self._connection.translating_errors():
-                while not await self._follow():
-                    pass
+            while not await self._follow():
+                pass
         except asyncio.CancelledError:
             pass
         except MongoSessionServiceError as failure:
@@ -187,9 +188,8 @@ class _StreamReader(ABC):
 
     async def _follow(self) -> bool:
         """Follow a stream from now on to the end; False if it cannot be resumed."""
-        connection, pace = self._connection, Pace()
-        start = await connection.retry(oplog.latest_time, connection)
-        stream = decoder.follow(connection, self._pipeline, start)
+        start = await oplog.latest_time(self._storage, patient=True)
+        stream, pace = decoder.follow(self._storage, self._pipeline, start), Pace()
         self._open_at(start)
         try:
             while self._is_wanted():
@@ -200,8 +200,10 @@ class _StreamReader(ABC):
                     await asyncio.sleep(PAUSE_AFTER_LOSS)
                     return False
                 if change is not None:
-                    self._dispatch(self._decode(change))
+                    recipients = self._dispatch(self._decode(change))
                     self._position = decoder.cluster_time(change)
+                    if recipients >= _MANY:
+                        await asyncio.sleep(0)
                     await pace.yield_to_loop()
                 await self._observe(change, stream.reopened)
             self._end(None)  # who comes while the cursor is closed begins another run
@@ -217,16 +219,16 @@ class _StreamReader(ABC):
         now = time.monotonic()
         if self.inboxes:
             self._wanted_at = now
-        return now - self._wanted_at <= self._connection.limits.feed_linger_seconds
+        return now - self._wanted_at <= self._storage.limits.feed_linger_seconds
 
-    def _dispatch(self, record: ChangeRecord | None) -> None:
-        """Put a change into the inboxes that it concerns, decoded once for all."""
-        if record is None:
-            return
-        for inbox, part in self.inboxes.route(record):
+    def _dispatch(self, record: ChangeRecord | None) -> int:
+        """Put a change into the inboxes that it concerns; return how many these are."""
+        recipients = self.inboxes.route(record) if record else []
+        for inbox, part in recipients:  # decoded once for all
             if part.readable_change is not None and not inbox.put(part):
                 self._counters.drops += 1
                 inbox.end(SlowSubscriberError(None), at_once=True)
+        return len(recipients)
 
     def _resynchronise(self, error: HistoryLostError) -> None:
         """Have session subscriptions read from storage, and end all others.
@@ -283,7 +285,7 @@ class _LogReader(_StreamReader):
         self._sweep.sweep_within(0)  # subscribers receive what it deletes
 
     def _decode(self, change: Document) -> ChangeRecord | None:
-        record = decoder.decode_change(change, self._names, self._connection.hooks)
+        record = decoder.decode_change(change, self._names, self._storage.hooks)
         if record is not None:
             self._sweep.expect(record.expire_time)
         return record
@@ -298,7 +300,7 @@ class _LogReader(_StreamReader):
         self._reopened = reopened
         if now - self._measured_at > _OPLOG_MEASURED_EVERY:
             self._measured_at = now
-            window = await oplog.oplog_window_if_known(self._connection)
+            window = await oplog.oplog_window_if_known(self._storage)
             self._counters.oplog_window = window
 
 
@@ -310,7 +312,7 @@ class _PartialReader(_StreamReader):
         super().__init__(backend, counters, decoder.partials_pipeline(partials))
 
     def _decode(self, change: Document) -> ChangeRecord | None:
-        return decoder.decode_partial(change, self._connection.hooks)
+        return decoder.decode_partial(change, self._storage.hooks)
 
     async def _observe(self, change: Document | None, reopened: int) -> None:
         pass
@@ -320,7 +322,7 @@ class Feed:
     """The change streams of one event loop, and the inboxes of its subscriptions."""
 
     def __init__(self, backend: Backend, counters: Counters) -> None:
-        self._connection = backend.connection
+        self._storage = backend.connection
         self.log = _LogReader(backend, counters)
         self._partials = _PartialReader(backend, counters)
         backend.closers.append(self.close)
@@ -329,8 +331,8 @@ class Feed:
         self, scope: Scope, max_bytes: int, *, partials: bool
     ) -> tuple[Inbox, Timestamp]:
         """Open an inbox for every change of a scope after the returned time."""
-        oplog.check_watchable(self._connection)
-        inbox = Inbox(scope, self._connection.limits.inbox_changes, max_bytes)
+        oplog.check_watchable(self._storage)
+        inbox = Inbox(scope, self._storage.limits.inbox_changes, max_bytes)
         try:
             since = await self.log.attach(inbox)
             if partials:

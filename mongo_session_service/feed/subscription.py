@@ -124,8 +124,7 @@ class Subscription:
     async def _begin(self) -> None:
         async with self._feeds.backends.in_call() as backend:
             await self._open_inbox(backend)
-            connection = backend.connection
-            self._since = await connection.retry(oplog.latest_time, connection)
+            self._since = await oplog.latest_time(backend.connection, patient=True)
 
     async def _open_inbox(self, backend: Backend) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""

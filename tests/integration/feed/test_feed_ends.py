@@ -145,7 +145,7 @@ async def test_a_feed_that_fails_leaves_nobody_waiting(
     """All who wait for it to open have its error, and the next one starts anew."""
     await service.create_session(**SESSION)
 
-    async def fail(_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of order")
 
     with monkeypatch.context() as patched:

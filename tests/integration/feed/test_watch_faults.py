@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,6 +26,7 @@ from support.subscriptions import (
 
 from mongo_session_service import HistoryLostError, MongoSessionService
 from mongo_session_service.storage import oplog
+from mongo_session_service.storage.kernel import Storage
 
 LOST = (280, 286)
 PASSING = (6, 43, 91, 175, 189, 237, 10107, 11600, 11601, 13436)
@@ -170,19 +170,20 @@ async def test_nothing_is_missed_while_the_feed_starts_anew(
 ) -> None:
     """A session is not followed again before the feed knows where it goes on."""
     session, everyone = followers
-    asked, answer, now = threading.Event(), threading.Event(), oplog.latest_time
+    asked, answer, now = asyncio.Event(), asyncio.Event(), oplog.latest_time
 
-    async def slow_now(connection: Any) -> Timestamp:
+    async def slow_now(storage: Storage, **options: bool) -> Timestamp:
         if victim.feed_stats().resyncs:
             asked.set()
-            await asyncio.to_thread(answer.wait, PATIENCE)
-        return await now(connection)
+            await answer.wait()
+        return await now(storage, **options)
 
     monkeypatch.setattr(oplog, "latest_time", slow_now)
     with failing(admin, "getMore", times=1, errorCode=286) as hit:
         await service.append_event(session, new_event())
         await asyncio.to_thread(hit)
-    await asyncio.to_thread(asked.wait, PATIENCE)
+    async with asyncio.timeout(PATIENCE):
+        await asked.wait()
     for _ in range(10):
         await service.append_event(session, new_event())
     # The last write would be told: the stream begins with the time that is answered.

@@ -29,10 +29,6 @@ async def use(session_id):
 """
 
 FORKS = """
-from mongo_session_service.model.limits import Limits
-
-service = MongoSessionService(sys.argv[1], database=sys.argv[2],
-                              _limits=Limits(sweep_interval=0.1, sweep_rest=0))
 opened, told = asyncio.Event(), []
 
 async def watch():
@@ -45,14 +41,15 @@ async def fork():
     watching = asyncio.create_task(watch())
     await opened.wait()
     await use("before")
-    due = loop.time() + 0.6  # then the timer of the sweep is, in both
-    while len(told) < 2:  # lest it is woken in the child, by the parent's loop
+    while len(told) < 2:
         await asyncio.sleep(0.01)
-    while loop.time() < due:
-        pass
     child = os.fork()
-    if child == 0:
-        return child
+    if child == 0:  # as multiprocessing does, it leaves the parent's loop alone
+        stats = service.feed_stats()
+        assert not stats.is_running and stats.subscriptions == 0, stats
+        asyncio.run(use("child"))
+        sys.stderr.flush()
+        os._exit(0)
     await use("parent")
     assert service.feed_stats().subscriptions >= 1
     await service.close()
@@ -61,13 +58,6 @@ async def fork():
 
 loop = asyncio.new_event_loop()
 child = loop.run_until_complete(fork())
-if child == 0:
-    stats = service.feed_stats()
-    assert not stats.is_running and stats.subscriptions == 0, stats
-    # The loop is the parent's: what it waits on is shared.
-    asyncio.run(use("child"))
-    sys.stderr.flush()
-    os._exit(0)
 loop.run_until_complete(loop.shutdown_asyncgens())
 loop.close()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
