@@ -263,7 +263,7 @@ class SessionReads:
         Its log begins after a revision; it is left out if that is None. If it was
         trimmed beyond that, the document before what is left of it comes first.
         """
-        storage = self._connection
+        storage = self._storage
         sessions, app, user = found = await storage.read(
             *queries.session_queries(key), not_before=not_before, patient=True
         )
