@@ -79,7 +79,6 @@ from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.sessions import (
     deletion,
     event_log,
-    history,
     redaction,
     search,
     trim,
@@ -517,7 +516,7 @@ class MongoSessionService(BaseSessionService):
         turn = self._turns.held_turn(key)
         stored = event
         if event.actions.rewind_before_invocation_id:
-            stored = await history.complete_rewind(backend.connection, key, event)
+            stored = await event_log.complete_rewind(backend.connection, key, event)
         if turn is not None:
             stored = with_reason(stored, turn.info.reason)
         fence = None if turn is None else turn.fence
@@ -1066,7 +1065,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
         async with self._backends.in_call() as backend:
-            found = await history.load_session_at(backend.connection, key, revision)
+            found = await event_log.load_session_at(backend.connection, key, revision)
         return to_session(found.session) if found else None
 
     @traced

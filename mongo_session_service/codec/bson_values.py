@@ -222,7 +222,7 @@ def json_form(value: Any, where: str = "An event") -> Any:
     """Return the form that ADK's SQL service would store for a value.
 
     JSON stays as it is; dates, sets, models and UTF-8 bytes become what pydantic makes
-    of them; a function or an open file becomes text, and a warning says ``where``.
+    of them; a function or an open file becomes text, and a warning names ``where``.
     """
     try:
         return to_jsonable_python(value)

@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 def cut_by_size(
     items: Iterable[Item], most: int, size_of: Callable[[Item], int] = lambda _: 1
 ) -> Iterator[list[Item]]:
-    """Cut items into lists of ``most``, or of that size; a larger item is alone."""
+    """Chunk items: ``most`` in a list, or as many as have that size together."""
     part: list[Item] = []
     total = 0
     for each in items:

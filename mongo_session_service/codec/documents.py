@@ -74,8 +74,8 @@ LISTED: Final = (
 """Fields of a session's document that a list needs, and hardly more."""
 
 HEAD: Final = ("revision", "create_time", "ttl", "expire_time", LOG_BEGINS)
-"""The fields of a session that tell which one it is, whether it is shown, and where its
-log begins."""
+"""The fields of a session that show which one it is, whether it has expired, and where
+its log begins."""
 
 _BESIDE_STATE: Final = 4096
 """Bytes up to which that is in the session's own document, which is read with it."""
@@ -95,12 +95,12 @@ def session_document(session: NewSession) -> Document:
         document[LOG_BEGINS] = session.log_begins
     if session.forked_from:
         document[FORKED_FROM] = [*session.forked_from]
-    if not has_initial_document(session):
+    if not needs_initial_document(session):
         document[INITIAL] = session.delta.session
     return document
 
 
-def has_initial_document(session: NewSession) -> bool:
+def needs_initial_document(session: NewSession) -> bool:
     """Tell whether a session's initial state has to have a document of its own.
 
     That of a session that was trimmed is found there by readers of the log alone.
@@ -144,7 +144,7 @@ def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Documen
 
 
 def _event_flags(*, is_wrapped: bool, is_hooked: bool) -> Document:
-    """Build the fields that tell how to decode the event beside them."""
+    """Build the fields that decide how the event beside them is decoded."""
     flags = {"wrapped": is_wrapped, "hooked": is_hooked}
     return {name: True for name, is_set in flags.items() if is_set}
 
@@ -271,7 +271,7 @@ def encode_new_session(
 def encode_state(
     state: Mapping[str, Any], owner: Owner, hooks: Hooks
 ) -> tuple[dict[str, Any], int]:
-    """Encode the state of one app, user or session for storage; tell its size.
+    """Encode the state of one app, user or session for storage; return its size, too.
 
     Its keys have no prefix; those of a session that have one are left out.
     """
@@ -286,7 +286,7 @@ def encode_state(
 
 def encode_event_fields(event: Event) -> dict[str, Any]:
     """Encode an event's fields as they are stored without hooks."""
-    nobody = SessionKey("", "", "")  # only a hook is told whose event it is
+    nobody = SessionKey("", "", "")  # only a hook receives whose event it is
     document, delta, _ = _encode_event(nobody, event, NO_HOOKS)
     document_size.check_event_size(event.id, delta, len(bson.encode(document)))
     return document
@@ -388,7 +388,7 @@ def _unreadable(id_: Document) -> StorageError:
 
 
 def is_logged(document: Document) -> bool:
-    """Tell whether a document is of a session's log, as its ``_id`` tells."""
+    """Tell whether a document is of a session's log, by its ``_id``."""
     id_ = document["_id"]
     return isinstance(id_, dict) and "revision" in id_
 

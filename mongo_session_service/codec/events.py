@@ -92,7 +92,7 @@ def is_event(fields: dict[str, Any]) -> bool:
 
 
 def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
-    """Dump an event's fields; tell whether they may not be readable again.
+    """Dump an event's fields; return also whether they may not be readable again.
 
     Fields can be assigned anything, and an event that cannot be read would make its
     whole session unreadable. If that is certain, it is an ``InvalidInputError``.

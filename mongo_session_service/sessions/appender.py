@@ -41,7 +41,7 @@ from mongo_session_service.sessions.reads import (
     find_session_document,
 )
 from mongo_session_service.sessions.writer import TOO_LATE, Writer
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.translation import reporting_stored_unread
 
 Result = TypeVar("Result")
@@ -54,9 +54,9 @@ _UNANSWERED: Final = (
     " get_session(). Nothing was stored."
 )
 _OUTRUN: Final = (
-    "Another run of the same turn has called functions, or has responded to the same"
-    " call: only one run may continue. Reload the session with get_session(), and let"
-    " runs wait for each other with turn(). Nothing was stored."
+    "Another run of the same invocation has called functions, or has responded to the"
+    " same call: only one run may continue. Reload the session with get_session(), and"
+    " let runs wait for each other with turn(). Nothing was stored."
 )
 
 
@@ -74,10 +74,8 @@ class Appended(NamedTuple):
 class Appender:
     """Stores the events that are appended in one event loop."""
 
-    def __init__(
-        self, connection: Connection, reads: SessionReads, writer: Writer
-    ) -> None:
-        self.connection, self.reads, self.writer = connection, reads, writer
+    def __init__(self, storage: Storage, reads: SessionReads, writer: Writer) -> None:
+        self.storage, self.reads, self.writer = storage, reads, writer
         self.locks = WeakValueDictionary[SessionKey, asyncio.Lock]()
         """One per session: its late writers would keep overtaking each other."""
 
@@ -103,14 +101,14 @@ class Appender:
         # Late writers wait for responses, which must not wait for their room.
         if not (is_rebasing and event.get_function_responses()):
             await self.writer.buffer.await_room()
-        append = encode_append(key, event, self.connection.hooks, fence)
+        append = encode_append(key, event, self.storage.hooks, fence)
         # What was appended through the same object meanwhile, it shows by now.
         expected = marker_of(session) or expected
         if not is_rebasing:
             return Appended(await self.writer.write(append, expected, session, started))
         # One deadline for all calls: with many writers there are always new ones.
         deadline = min(
-            time.monotonic() + self.connection.limits.response_seconds,
+            time.monotonic() + self.storage.limits.response_seconds,
             started + self.writer.write_timeout,
         )
         return await _RebasingAppend(
@@ -122,13 +120,13 @@ class Appender:
     ) -> Marker:
         """Find what a session without a marker has seen, as one built from JSON.
 
-        Its last event tells. Without events it is current if storage is no newer, or
+        Its last event shows it. Without events it is current if storage is no newer, or
         holds this event alone. Revision -1 is that of a stale session.
         """
-        stored = await find_session_document(self.connection, key)
+        stored = await find_session_document(self.storage, key)
         marker, begins = Marker.of(stored), log_begins(stored)
         last = session.events[-1] if session.events else event
-        found = await find_event_document(self.connection, key, last.id)
+        found = await find_event_document(self.storage, key, last.id)
         revision = found["_id"]["revision"] if found else -1
         if not session.events:
             if not found and stored["update_time"] <= session.last_update_time:
@@ -166,7 +164,7 @@ class _RebasingAppend:
             appended = await self._write_late()
         shown = (each.id for each in reversed(self.session.events))
         if appended.marker is None and self.event.id not in shown:
-            return await self._load_stored()
+            return await self._find_earlier_attempt()
         return appended
 
     @property
@@ -188,7 +186,7 @@ class _RebasingAppend:
             raise StorageUnavailableError(TOO_LATE.format(limit)) from None
 
     async def _await_response(self) -> None:
-        """Wait for the response to a function call that another turn has just made.
+        """Wait for the response to a function call that another writer has just made.
 
         The caller has seen the call, and so waits only while the call is recent.
         """
@@ -198,7 +196,7 @@ class _RebasingAppend:
             return
         age = max(platform_time.get_time() - last[0].timestamp, 0.0)
         while time.monotonic() < self.deadline - age:
-            reading = find_session_document(self.appender.connection, key)
+            reading = find_session_document(self.appender.storage, key)
             stored = await self._read_in_time(reading)
             if stored["revision"] != self._marker.revision:
                 return
@@ -214,7 +212,7 @@ class _RebasingAppend:
                     async with asyncio.timeout(self.deadline - time.monotonic()):
                         await held.enter_async_context(lock)
             attempts = 0
-            while attempts < appender.connection.limits.rebase_attempts:
+            while attempts < appender.storage.limits.rebase_attempts:
                 missed = await self._read_in_time(self._load_missed())
                 if missed and is_overtaken(self.session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
@@ -250,7 +248,7 @@ class _RebasingAppend:
         is_whole = seen.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
-    async def _load_stored(self) -> Appended:
+    async def _find_earlier_attempt(self) -> Appended:
         """Find the place of an event that an earlier attempt has stored."""
         with (
             reporting_stored_unread(),
@@ -275,7 +273,7 @@ async def _pause() -> None:
 
 
 def is_overtaken(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
-    """Tell whether a concurrent run of an event's turn has overtaken it.
+    """Tell whether a concurrent run of an event's invocation has overtaken it.
 
     Its writer has ``seen`` the log, but not what it has ``missed``.
     """
@@ -284,8 +282,8 @@ def is_overtaken(seen: Iterable[Event], missed: Iterable[Event], event: Event) -
         [*seen, *missed]
     ):
         return True
-    turn = event.invocation_id
-    others = [each for each in missed if turn and each.invocation_id == turn]
+    id_ = event.invocation_id
+    others = [each for each in missed if id_ and each.invocation_id == id_]
     return bool(_call_ids([event]) and _call_ids(others))
 
 

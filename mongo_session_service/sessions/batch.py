@@ -13,7 +13,7 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import (
     INITIAL,
     LOG_BEGINS,
-    has_initial_document,
+    needs_initial_document,
 )
 from mongo_session_service.errors import (
     quoted,
@@ -58,7 +58,7 @@ def is_one_document(write: Append | NewSession) -> bool:
     """Tell whether a write changes one document alone, and needs no transaction."""
     if not isinstance(write, NewSession):
         return False
-    return not (write.delta.app or write.delta.user or has_initial_document(write))
+    return not (write.delta.app or write.delta.user or needs_initial_document(write))
 
 
 class BatchStore:
@@ -83,7 +83,7 @@ class BatchStore:
         as long as another transaction holds it. If a session is not as expected, or
         something is stored already, it raises ``RefusedError``. Then nothing was
         written; of several writes others may succeed alone, of a single one
-        :meth:`judge_refused` tells more.
+        :meth:`judge_refused` finds the cause.
         """
         storage = self._storage
         if not (storage.has_transactions and storage.has_event_index):
@@ -243,7 +243,7 @@ def initial_updates(sessions: Iterable[NewSession]) -> list[DocumentUpdate]:
     return [
         DocumentUpdate({"_id": each.key.event_id(0)}, {"$set": _initial(each)})
         for each in sessions
-        if has_initial_document(each)
+        if needs_initial_document(each)
     ]
 
 
@@ -260,7 +260,7 @@ def session_updates(
     """Build the updates of appends to their sessions: one for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
-    tells a session that has moved on, has expired, or has got another time to live. An
+    means a session that has moved on, has expired, or has got another time to live. An
     append within a turn expects that nobody has taken the turn since, and renews it.
     Given are the fields of what waits after an append, if it changes that, by its
     session and revision, and the filter for what is ``alive``, if it is to expire.

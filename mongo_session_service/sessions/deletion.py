@@ -250,8 +250,8 @@ async def _remove_short(
 
 def _partials_removal(sessions: Sequence[Document]) -> list[Statement]:
     keys = [SessionKey(**each["_id"]) for each in sessions if "turn" in each]
-    said = [queries.partials_of_session(key) for key in keys]
-    return [Delete("partials", queries.any_of(said), many=True)] if said else []
+    partials = [queries.partials_of_session(key) for key in keys]
+    return [Delete("partials", queries.any_of(partials), many=True)] if keys else []
 
 
 def stored_events(session: Document) -> int:

@@ -1,4 +1,4 @@
-"""Details: the title, labels and expiry of a session, set and told to subscribers."""
+"""Details: the title, labels and expiry of a session, set and announced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mongo_session_service.storage.statements import (
     Statement,
     Update,
 )
-from mongo_session_service.storage.transactions import Transaction, Txn
+from mongo_session_service.storage.transactions import Transaction
 
 ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
 """The fields of a session that subscribers receive when one of them is changed."""
@@ -63,8 +63,3 @@ def details_announcement(session: Document) -> list[Statement]:
         Insert("sessions", [details | {"_id": id_}]),
         Delete("sessions", {"_id": id_}),
     ]
-
-
-async def announce_details(connection: Storage, session: Document, txn: Txn) -> None:
-    """Write an announcement in a transaction that does not use the kernel's verbs."""
-    await Transaction(connection, txn).write(*details_announcement(session))

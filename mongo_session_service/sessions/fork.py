@@ -38,7 +38,7 @@ from mongo_session_service.model.records import (
     ScopedState,
     SessionKey,
 )
-from mongo_session_service.sessions import deletion, event_log, history, queries
+from mongo_session_service.sessions import deletion, event_log, queries
 from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import waiting_fields_at
@@ -83,10 +83,10 @@ async def copy_session(
     or the source was trimmed meanwhile, it is removed, and ``StorageUnavailableError``
     raised.
     """
-    origin = await history.load_with_initial_state(storage, source)
+    origin = await event_log.load_with_initial_state(storage, source)
     if isinstance(until, str):
         until = await _last_revision_before(storage, source, until, origin)
-    revision = history.check_revision(origin, until)
+    revision = event_log.check_revision(origin, until)
     reservations = Reservations(FORK, FORK_LIFETIME)
     fork = Fork(storage, source, target, origin, revision, reservations)
     try:
@@ -194,7 +194,7 @@ class Fork:
         head = self.origin
         known, state = head[INITIAL], head["state"]
         if self.revision < head["revision"]:
-            state = await history.state_at(
+            state = await event_log.state_at(
                 self.storage, self.source, head, self.revision
             )
         now = platform_time.get_time()

@@ -25,7 +25,7 @@ TURN_EPOCH: Final = "turn.epoch"
 """The field of a session that counts how often its turn was taken."""
 
 TURN_RENEWED: Final = "turn.renewed_at"
-"""The field that says when its turn was taken or renewed, by the server's clock."""
+"""When its turn was taken or renewed, by the server's clock."""
 
 TURN_FIRST_REVISION: Final = "turn.first_revision"
 """The revision of the first event that was appended within its turn."""
@@ -92,7 +92,7 @@ def count_pipeline(wanted: Document) -> list[Document]:
 
 
 def announcement_id(id_: Document, what: str) -> Document:
-    """The ``_id`` of a document that tells the change feed what it cannot see.
+    """The ``_id`` of a document that shows the change feed what it cannot see.
 
     A document with it is inserted and deleted in the transaction it is about.
     """

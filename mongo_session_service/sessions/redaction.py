@@ -36,7 +36,7 @@ from mongo_session_service.model.records import Document, ScopedState, SessionKe
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.model.waiting_calls import REDACTED, WaitingCalls
-from mongo_session_service.sessions import history, queries
+from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.event_log import (
     LogRange,
@@ -233,18 +233,18 @@ async def _redact_step(
     for stored, event in await _find_events(storage, part.key, revisions, tx):
         revision = stored["_id"]["revision"]
         if not is_redacted(event) and revision > log_begins(session):
-            deltas.append(history.delta_of(stored))
+            deltas.append(event_log.delta_of(stored))
             redacted = redacted_event(event, replacement)
             append = documents.encode_append(part.key, redacted, storage.hooks)
             new[revision] = documents.event_document(append, revision)
     if not new:
         return 0
-    said = queries.partials_of_session(part.key)
+    partials = queries.partials_of_session(part.key)
     ids = [each["event"]["id"] for each in new.values()]
     await tx.write(
-        # Replaced, by which the change feed tells it from all other writes.
+        # Replaced: by this the change feed knows a redaction from all other writes.
         *(Update("events", {"_id": it["_id"]}, it, expected=1) for it in new.values()),
-        Delete("partials", {**said, "event.id": {"$in": ids}}, many=True),
+        Delete("partials", {**partials, "event.id": {"$in": ids}}, many=True),
     )
     await _redact_initial_state(storage, session, deltas, replacement, tx)
     waiting = decode_waiting(session, storage.hooks)
@@ -324,7 +324,9 @@ async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[s
     pages = read_log(storage, part.key, log, created=part.created, fields=fields)
     async for page in pages:
         for each in page:
-            names = [it for it, to in history.delta_of(each).items() if to is not None]
+            names = [
+                it for it, to in event_log.delta_of(each).items() if to is not None
+            ]
             latest |= dict.fromkeys(names, each["_id"]["revision"])
     return revision, {name for name, last in latest.items() if last in wanted}
 
@@ -474,8 +476,8 @@ def _actions(actions: EventActions, replacement: str) -> EventActions:
     kept = {name: getattr(actions, name, None) for name in _KEPT_ACTIONS}
     compaction = actions.compaction
     if compaction is not None:
-        said = _content(compaction.compacted_content, replacement)
-        compaction = compaction.model_copy(update={"compacted_content": said})
+        content = _content(compaction.compacted_content, replacement)
+        compaction = compaction.model_copy(update={"compacted_content": content})
     return EventActions(
         **{name: it for name, it in kept.items() if it is not None},
         state_delta={
@@ -487,6 +489,6 @@ def _actions(actions: EventActions, replacement: str) -> EventActions:
 
 
 def _transcription(
-    said: types.Transcription | None, replacement: str
+    text: types.Transcription | None, replacement: str
 ) -> types.Transcription | None:
-    return said and types.Transcription(text=replacement, finished=said.finished)
+    return text and types.Transcription(text=replacement, finished=text.finished)

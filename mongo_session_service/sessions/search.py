@@ -309,7 +309,7 @@ _USER: Final = {"app": "$_id.app_name", "user": "$_id.user_id"}
 _BY_USER: Final = ("_id.app_name", "_id.user_id", "create_time", "_id.session_id")
 _CREATED: Final = {"create_time": {"$ne": None}}
 _IS_SESSION: Final = {"$cond": [{"$gt": ["$create_time", None]}, 1, 0]}
-"""1, or 0 for a tombstone or a reservation: an index tells them apart."""
+"""1, or 0 for a tombstone or a reservation: by an index alone."""
 _TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
 
 

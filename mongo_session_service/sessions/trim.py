@@ -35,7 +35,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.waiting_calls import WaitingCalls
-from mongo_session_service.sessions import event_log, history, queries
+from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import waiting_at
@@ -177,7 +177,7 @@ async def trim(
     """
     constraints: TrimConstraints | None = None
     for _ in range(TRIM_ATTEMPTS):
-        session = await history.load_with_initial_state(storage, key)
+        session = await event_log.load_with_initial_state(storage, key)
         created, begins = session["create_time"], log_begins(session)
         if constraints is None or (constraints.created, constraints.begins) != (
             created,
@@ -199,7 +199,7 @@ async def trim(
             return await _resume_removal(storage, key, session)
         as_of = cut, session.get(REDACTIONS)
         if constraints.state is None or constraints.state[0] != as_of:
-            state = await history.state_at(storage, key, session, cut)
+            state = await event_log.state_at(storage, key, session, cut)
             check_initial_state(state)
             constraints.state = as_of, state
         waiting = decode_waiting(session, storage.hooks)

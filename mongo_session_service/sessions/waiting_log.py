@@ -1,4 +1,4 @@
-"""Waiting calls as a session's log tells them, and as an append changes them.
+"""Waiting calls as a session's log has them, and as an append changes them.
 
 An append that asks or answers reads, in its transaction, what waits so far. Only a
 rewind, or more waiting calls than a document names, needs the log: the server looks

@@ -32,7 +32,7 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.history import infer_initial_state
+from mongo_session_service.sessions.event_log import infer_initial_state
 from mongo_session_service.transfer.sources import (
     Item,
     Problem,

@@ -57,8 +57,11 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.wording import counted, indefinite
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.event_log import LogRange, read_log
-from mongo_session_service.sessions.history import recorded_initial_state
+from mongo_session_service.sessions.event_log import (
+    LogRange,
+    read_log,
+    recorded_initial_state,
+)
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 

@@ -16,7 +16,7 @@ from support.subscriptions import new_event
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import backends_of
-from mongo_session_service.sessions import fork, history, trim
+from mongo_session_service.sessions import event_log, fork, trim
 
 KEY = SessionKey(**IDS)
 
@@ -62,7 +62,7 @@ async def test_a_rewind_that_comes_while_the_log_is_read(
     for turn in "abcd":
         await service.append_event(session, Event(author="x", invocation_id=turn))
     rewind = EventActions(rewind_before_invocation_id="b")
-    state_at, reads = history.state_at, 0
+    state_at, reads = event_log.state_at, 0
 
     async def rewound_meanwhile(*args: Any) -> Any:
         nonlocal reads
@@ -72,7 +72,7 @@ async def test_a_rewind_that_comes_while_the_log_is_read(
             await service.append_event(session, event)
         return await state_at(*args)
 
-    monkeypatch.setattr(history, "state_at", rewound_meanwhile)
+    monkeypatch.setattr(event_log, "state_at", rewound_meanwhile)
 
     assert await service.trim_session(**IDS, before_revision=4) == 1
     assert reads == 2
