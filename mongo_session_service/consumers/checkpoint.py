@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from bson.timestamp import Timestamp
@@ -97,7 +97,6 @@ class Position:
         return self.is_replaying and self.start == _next_time(self.reached)
 
     def after_replayed(self, id_: Document) -> Position:
-        """Make the position after one more event of a replay."""
         return replace(self, replayed=id_)
 
     def after_changes(self, until: Timestamp) -> Position:
@@ -109,7 +108,6 @@ class Position:
         return replace(self, is_replaying=False, replayed=None)
 
     def after_change(self, mark: str, cluster_time: Timestamp) -> Position:
-        """Make the position after one more change of the stream."""
         return replace(self, start=cluster_time, reached=cluster_time, passed=mark)
 
     def after_silence(self, token: Document) -> Position:
@@ -133,35 +131,12 @@ def _next_time(time: Timestamp) -> Timestamp:
 
 
 def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
-    """Make a sort key like MongoDB's, which compares strings by their bytes."""
+    """Sort as MongoDB does, which compares strings by their bytes."""
     return (
         id_["app_name"].encode(),
         id_["user_id"].encode(),
         id_["session_id"].encode(),
         id_["revision"],
-    )
-
-
-def encode_position(position: Position) -> Document:
-    start = position.start
-    is_time = isinstance(start, Timestamp)
-    return {
-        "start_at": start if is_time else None,
-        "token": None if is_time else start,
-        "passed": position.passed,
-        "at": position.reached,
-        "is_replaying": position.is_replaying,
-        "replayed": position.replayed,
-    }
-
-
-def decode_position(document: Document) -> Position:
-    return Position(
-        start=document["start_at"] or document["token"],
-        reached=document["at"],
-        is_replaying=document["is_replaying"],
-        replayed=document["replayed"],
-        passed=document["passed"],
     )
 
 
@@ -223,7 +198,7 @@ class Checkpoint:
         self._epoch, self._serial, self._saved_serial = epoch, 0, 0
         self._is_new = entered["position"] is None
         if not self._is_new:
-            self.position = decode_position(entered["position"])
+            self.position = Position(**entered["position"])
         self._log = entered["log"]
         return True
 
@@ -341,7 +316,7 @@ class Checkpoint:
     def _saving(self, position: Position, serial: int, expected: object) -> Update:
         """The statement that saves, if the stored number is as expected."""
         saved = {
-            "position": encode_position(position),
+            "position": asdict(position),
             "log": self._log,
             "serial": serial,
         }
@@ -402,7 +377,7 @@ async def _load_or_store(
         "app_name": settings.app_name,
         "epoch": 0,
         "log": log,
-        "position": position and encode_position(position),
+        "position": position and asdict(position),
     }
     named, change = {"_id": settings.name}, {"$setOnInsert": new}
     stored = await _write_twice(
@@ -484,7 +459,7 @@ def _status(
         owner=owner,
         epoch=checkpoint["epoch"],
         is_replaying=bool(position and position["is_replaying"]),
-        lag_seconds=float(now - position["at"].time) if position else None,
+        lag_seconds=float(now - position["reached"].time) if position else None,
         checkpoint_age_seconds=age / 1000 if age is not None else None,
         dead_letters=letters.get(checkpoint["_id"], 0),
         is_locked_out=holder.get("is_locked_out", False),

@@ -118,9 +118,8 @@ class Consumer:
         self._is_idle = asyncio.Event()
         """Set unless run() is handling a change."""
         self._is_idle.set()
-        self._is_running = False
-        self._is_concurrent = False
-        """Whether run() handles several changes at once."""
+        self._run: _Run | None = None
+        """What run() does now."""
         self._is_ending = False
         self._is_open = False
         """Whether it has its name, and so a checkpoint and a fetcher."""
@@ -199,7 +198,7 @@ class Consumer:
 
     def _check_not_running(self) -> None:
         """Refuse a second reader: its commits would include what run() has not done."""
-        if self._is_running:
+        if self._run is not None:
             message = f"run() of consumer {quoted(self.name)} is already running."
             raise MongoSessionServiceError(message)
 
@@ -213,7 +212,7 @@ class Consumer:
             LeaseLostError: another reader has taken over; nothing was committed.
             StorageUnavailableError: it may or may not have been committed; try again.
         """
-        if self._is_open and self._is_concurrent:
+        if self._is_open and self._run is not None and self._run.concurrency > 1:
             await self._save_handled()
         elif self._is_open:
             await self._save(self._delivered)
@@ -274,8 +273,7 @@ class Consumer:
             )
             raise InvalidInputError(message)
         self._check_not_running()
-        run = _Run(handler, max_attempts, transactional, concurrency)
-        self._is_running, self._is_concurrent = True, concurrency > 1
+        run = self._run = _Run(handler, max_attempts, transactional, concurrency)
         token = _calling.set(self)
         try:
             while await self._open():
@@ -298,7 +296,7 @@ class Consumer:
             try:
                 await self._release_name()
             finally:
-                self._is_running = self._is_ending = self._is_concurrent = False
+                self._run, self._is_ending = None, False
                 self._is_idle.set()
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:

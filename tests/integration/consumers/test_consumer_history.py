@@ -223,7 +223,7 @@ async def test_a_checkpoint_belongs_to_one_log(
 def forget_its_time(admin: MongoClient, database: str) -> None:
     """Have a replay read on at a time that MongoDB does not know any more."""
     replaying = {"_id": "c", "position.is_replaying": True}
-    long_ago = {"$set": {"position.at": Timestamp(1, 1)}}
+    long_ago = {"$set": {"position.reached": Timestamp(1, 1)}}
     admin[database].checkpoints.update_one(replaying, long_ago)
 
 

@@ -68,7 +68,7 @@ async def test_a_log_that_is_trimmed_during_its_replay(
     async with service.consumer("c") as consumer:
         await take(consumer, 2, commit=True)
     await service.trim_session(**S, before_revision=cut + 1)
-    long_ago = {"$set": {"position.at": Timestamp(1, 1)}}
+    long_ago = {"$set": {"position.reached": Timestamp(1, 1)}}
     admin[database].checkpoints.update_one({"_id": "c"}, long_ago)
     rest = [("appended", "s", each) for each in range(max(cut, 2) + 1, 7)]
 

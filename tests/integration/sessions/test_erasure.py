@@ -161,7 +161,7 @@ async def test_a_replay_goes_on_after_who_is_erased(
     assert erased.checkpoints == (3 < read <= 6)
     await fill(service, "az", "new")
     if is_long:  # MongoDB has forgotten the time it reads at
-        long_ago = {"$set": {"position.at": Timestamp(1, 1)}}
+        long_ago = {"$set": {"position.reached": Timestamp(1, 1)}}
         admin[database].checkpoints.update_one({}, long_ago)
     async with service.consumer("c") as consumer:
         while not (told(changes, "az")[3:] and told(changes)[2:]):
