@@ -65,7 +65,7 @@ async def test_a_run_without_changes_moves_its_checkpoint(
         await caught_up(service)
         stored = await asyncio.to_thread(admin[database].checkpoints.find_one)
         assert stored is not None
-        positions.append(stored["position"]["at"])
+        positions.append(stored["position"]["reached"])
 
     assert positions[0] < positions[1]
 

@@ -170,8 +170,9 @@ async def test_a_silent_streams_token_is_saved(
             while len(tokens) < 3:
                 admin[database].unrelated.insert_one({})
                 checkpoint = checkpoints.find_one({"_id": "c"})
-                if checkpoint and checkpoint["position"]:
-                    tokens.add(str(checkpoint["position"]["token"]))
+                position = checkpoint and checkpoint["position"]
+                if position and isinstance(position["start"], dict):
+                    tokens.add(position["start"]["_data"])
                 await asyncio.sleep(0.05)
         reading.cancel()
         await asyncio.wait([reading])
