@@ -30,7 +30,7 @@ def register(
             caller goes on to use it too, and closes it.
         **service_arguments: Arguments of ``MongoSessionService``. They precede those
             that ADK passes: with ``uri`` or ``client``, the URI that ADK was given
-            says no more than which session service to use.
+            only selects the session service.
 
     Nothing is raised here, since ADK ignores a ``services.py`` that fails: if an
     argument is wrong, ADK's tools end with ``ConfigurationError`` as they start.

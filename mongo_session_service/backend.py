@@ -177,12 +177,10 @@ class Backends:
 
     @property
     def owns_clients(self) -> bool:
-        """Whether it opens clients, one per event loop, rather than borrow one."""
         return self._uri is not None
 
     @property
     def limits(self) -> Limits:
-        """The limits of the service."""
         return self._settings.limits
 
     def parts(
@@ -422,7 +420,6 @@ def keep_until_loop_ends(
 
 
 def forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
-    """Remove the event loops that are closed."""
     for loop in list(mapping):
         if loop.is_closed():
             mapping.pop(loop, None)

@@ -1,4 +1,4 @@
-"""Memory feeder: finished turns of the event log, for an ADK memory service."""
+"""Memory feeder: finished invocations of the event log, for an ADK memory service."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ with suppress(ImportError):
     _ON_MONGODB = (MongoDbMemoryService,)
 
 _EVENTS_PER_PAGE: Final = 64
-"""Events read at once: few turns have more, with what is between them."""
+"""Events read at once: few invocations have more, with what is between them."""
 
 _GAP: Final = 32
-"""Events of others after which nothing of a turn is looked for before its message."""
+"""Events of others after which an invocation's message is the first event of it."""
 
 
 def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[None]]:
-    """A handler for ``consumer.run`` that feeds finished turns to a memory service.
+    """A handler for ``consumer.run`` that feeds what is finished to a memory service.
 
     ::
 
         async with service.consumer("memory", app_name="shop") as consumer:
             await consumer.run(remember(memory_service))
 
-    A turn is the events of one invocation from the user's message to the final
-    response. Once that is stored, the turn is read from storage, through the consumer
-    that runs the handler, and given to ``add_events_to_memory``. Later events of the
-    invocation follow one by one. A memory service without that method gets the whole
-    session by ``add_session_to_memory`` each time. After a crash the latest call may be
-    repeated, with the same event ids. Turns of a session that is deleted or has
-    expired meanwhile are left out.
+    Once the final response of an invocation is stored, its events from the user's
+    message on are read from storage, through the consumer that runs the handler, and
+    given to ``add_events_to_memory``. Later events of the invocation follow one by one.
+    A memory service without that method gets the whole session by
+    ``add_session_to_memory`` each time. After a crash the latest call may be repeated,
+    with the same event ids. Sessions that are deleted or have expired meanwhile are
+    left out.
 
     When a session is deleted, so is its memory: by ``delete_session_memory(*, app_name,
     user_id, session_id)`` where the memory service has it, and in ADK's
-    ``InMemoryMemoryService`` and ``MongoDbMemoryService``. Others keep it; a warning in
-    the log says so, once.
+    ``InMemoryMemoryService`` and ``MongoDbMemoryService``. Others keep it, with one
+    warning in the log.
 
     Args:
         memory_service: Any memory service of ADK's interface.
@@ -87,7 +87,6 @@ class _MemoryFeeder:
         self._has_warned = False
 
     async def handle(self, change: Change) -> None:
-        """Do what a consumer's handler does."""
         key = change.session_key
         if key is None:
             return
@@ -147,14 +146,14 @@ class _SessionLog:
         self.key = key
 
     async def due(self, revision: int, event: Event) -> list[Event]:
-        """Find the events that one makes due: its turn, itself, or none; oldest first.
+        """Find what one event makes due: its whole invocation, itself, or nothing.
 
-        None as well if the session is no longer stored.
+        The oldest comes first. Nothing if the session is no longer stored.
         """
         is_ending = _is_ending(event)
         if _is_user_message(event) or not (is_ending or event.invocation_id):
             return []
-        turn: list[Event] = []
+        invocation: list[Event] = []
         is_begun, gap = False, 0
         async for each in self._events_back_from(revision, event):
             if each.invocation_id != event.invocation_id:
@@ -162,13 +161,13 @@ class _SessionLog:
                 if is_begun and gap == _GAP:
                     break
                 continue
-            if turn and _is_ending(each):
-                return _after_ending(turn[::-1])
+            if invocation and _is_ending(each):
+                return _after_ending(invocation[::-1])
             is_begun, gap = is_begun or _is_user_message(each), 0
             if is_begun and not is_ending:
                 return []
-            turn.append(each)
-        return turn[::-1] if is_ending else []
+            invocation.append(each)
+        return invocation[::-1] if is_ending else []
 
     async def _events_back_from(
         self, revision: int, event: Event
@@ -209,7 +208,7 @@ class _SessionLog:
         session = to_session(stored)
         if all(each.id != event.id for each in session.events):
             raise StorageUnavailableError(
-                "The server does not know yet that the turn is committed; try again."
+                "The server does not know yet that the event is committed; try again."
             )
         return session
 
@@ -218,22 +217,22 @@ class _SessionLog:
 
 
 def _is_user_message(event: Event) -> bool:
-    """Tell whether an event is the user's own, and no response of a tool."""
+    """True if the event is the user's own, and no response of a tool."""
     return event.author == "user" and not event.get_function_responses()
 
 
 def _is_ending(event: Event) -> bool:
-    """Tell whether a turn ends with it: a final response, not a mere state change."""
-    says = event.content is not None and bool(event.content.parts)
-    is_response = says or bool(event.error_code) or event.output is not None
+    """True if an invocation ends with it: a final response, not a state change."""
+    has_content = event.content is not None and bool(event.content.parts)
+    is_response = has_content or bool(event.error_code) or event.output is not None
     return event.author != "user" and is_response and event.is_final_response()
 
 
 def _after_ending(events: list[Event]) -> list[Event]:
-    """Return what to hand over when a turn goes on after a final response.
+    """Return what to hand over when an invocation goes on after a final response.
 
     Up to the user's next message each has followed by itself. Events without an
-    invocation id follow nothing: they would all be of one turn.
+    invocation id follow nothing: they would all be of one invocation.
     """
     if not events[-1].invocation_id:
         return events

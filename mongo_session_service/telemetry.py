@@ -75,12 +75,12 @@ _turn_duration: Final = meter.create_histogram(
 ABANDONED_TURNS: Final = meter.create_counter(
     f"{NAME}.turn.abandoned",
     "{turn}",
-    "Turns whose process had died, and that were sealed here",
+    "Turns of dead processes whose open calls were answered here",
 )
 PARTIAL_SIZES: Final = meter.create_histogram(
     f"{NAME}.partial.write_size",
     "{partial}",
-    "What running turns had said and was written together",
+    "Partials of running turns that were written together",
     explicit_bucket_boundaries_advisory=_WRITES,
 )
 
@@ -157,7 +157,7 @@ class Operation:
 
 
 class TurnSpan:
-    """A span in which an agent runs, and what that adds to the metrics of turns."""
+    """A span in which an agent runs, and its part of the metrics of turns."""
 
     def __init__(
         self, database: str, app_name: str, session_id: str, epoch: int
@@ -194,10 +194,8 @@ def note_batch(writes: int) -> None:
 
 
 def count(counter: Counter, database: str) -> None:
-    """Count one more of something in a database."""
     counter.add(1, {DATABASE: database})
 
 
 def record_size(sizes: Histogram, database: str, size: int) -> None:
-    """Record how many were written to a database together."""
     sizes.record(size, {DATABASE: database})

@@ -46,7 +46,7 @@ _AS_NEEDED: Final = "The first write creates it, by a user with privileges for s
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
-_AS_IT_SAYS: Final = "Do what the message says, then run this again."
+_FOLLOW_MESSAGE: Final = "Do what the message says, then run this again."
 _GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
 _GRANT_MORE: Final = f"Fine, if this user needs no more than it has. If not: {_GRANT}"
 
@@ -83,33 +83,31 @@ def judge_server(hello: Document, build: Document) -> Finding:
 
 
 def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
-    """Judge whether all members of the replica set can be reached."""
     check = "replica set"
     if server.is_standalone(hello):
-        says = "a standalone server, without change streams and transactions"
-        return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
+        text = "a standalone server, without change streams and transactions"
+        return Finding(check, Status.FAILED, text, _AS_REPLICA_SET)
     members = len([*hello["hosts"], *hello.get("passives", ())])
-    says = f"{hello['setName']!r}, {counted(members, 'member')} with data"
+    text = f"{hello['setName']!r}, {counted(members, 'member')} with data"
     if lost := sorted(unreachable):
-        says = f"{says}; unreachable: {', '.join(lost)}"
+        text = f"{text}; unreachable: {', '.join(lost)}"
         remedy = "Make every member reachable from this machine, by its name."
-        return Finding(check, Status.WARNING, says, remedy)
+        return Finding(check, Status.WARNING, text, remedy)
     if members == 1:
-        says = f"{says}, so no other takes over if it fails"
-    return Finding(check, Status.OK, says)
+        text = f"{text}, so no other takes over if it fails"
+    return Finding(check, Status.OK, text)
 
 
 def judge_shards(keys: Mapping[str, Document | None]) -> Finding:
-    """Judge whether a sharded cluster spreads the collections as it should."""
-    check, says = "replica set", "a sharded cluster, behind mongos"
+    check, text = "replica set", "a sharded cluster, behind mongos"
     if wrong := [name for name, key in keys.items() if key not in (None, SHARD_KEY)]:
         key = ", ".join(SHARD_KEY)
-        says = f"{says}; another shard key than {key}: {_sorted(wrong)}"
+        text = f"{text}; another shard key than {key}: {_sorted(wrong)}"
         remedy = "Reshard them: each call for one user is sent to every shard."
-        return Finding(check, Status.WARNING, says, remedy)
+        return Finding(check, Status.WARNING, text, remedy)
     if whole := [name for name, key in keys.items() if key is None]:
-        return Finding(check, Status.OK, f"{says}; on one shard: {_sorted(whole)}")
-    return Finding(check, Status.OK, f"{says}; sharded: {_sorted(keys)}")
+        return Finding(check, Status.OK, f"{text}; on one shard: {_sorted(whole)}")
+    return Finding(check, Status.OK, f"{text}; sharded: {_sorted(keys)}")
 
 
 def _sorted(names: Iterable[str]) -> str:
@@ -119,18 +117,18 @@ def _sorted(names: Iterable[str]) -> str:
 def judge_transaction(seconds: float | None, lifetime: int | None = None) -> Finding:
     """Judge how long a transaction took; None if transactions are switched off.
 
-    ``lifetime`` is how long the server lets one last, in seconds, if it tells.
+    ``lifetime`` is how long the server lets one last, in seconds, if it is known.
     """
     if seconds is None:
-        says = "switched off for this service: a crash can leave an append half stored"
-        return Finding("transactions", Status.WARNING, says, "Use a replica set.")
-    says = f"one was committed in {1000 * seconds:.1f} ms"
+        text = "switched off for this service: a crash can leave an append half stored"
+        return Finding("transactions", Status.WARNING, text, "Use a replica set.")
+    text = f"one was committed in {1000 * seconds:.1f} ms"
     if lifetime is not None:
         longest = f"{1.5 * lifetime:g} s"
-        says += f"; what a dead process has locked stays so for up to {longest}"
+        text += f"; what a dead process has locked stays so for up to {longest}"
         if lifetime >= _LONG_LIFETIME:
-            says += f": if that is too long, set {_TRANSACTION_LIFETIME} to 15"
-    return Finding("transactions", Status.OK, says)
+            text += f": if that is too long, set {_TRANSACTION_LIFETIME} to 15"
+    return Finding("transactions", Status.OK, text)
 
 
 def judge_privileges(
@@ -139,9 +137,9 @@ def judge_privileges(
     """Judge which features a user may use."""
     check = "privileges"
     if not users:
-        says = "access control is off: any client can do anything"
+        text = "access control is off: any client can do anything"
         remedy = "Turn access control on, unless only you can reach it."
-        return Finding(check, Status.WARNING, says, remedy)
+        return Finding(check, Status.WARNING, text, remedy)
     user = ", ".join(users)
     lacking: dict[str, tuple[str, ...]] = {}
     for feature in FEATURES:
@@ -149,12 +147,12 @@ def judge_privileges(
         if missing := [str(each) for each in needed if not each.is_among(held)]:
             lacking[feature] = tuple(missing)
     if not lacking:
-        says = f"user {user!r} has the privileges for {', '.join(FEATURES)}"
-        return Finding(check, Status.OK, says)
-    says = f"user {user!r} lacks privileges for {', '.join(lacking)}"
+        text = f"user {user!r} has the privileges for {', '.join(FEATURES)}"
+        return Finding(check, Status.OK, text)
+    text = f"user {user!r} lacks privileges for {', '.join(lacking)}"
     status = Status.FAILED if "sessions" in lacking else Status.WARNING
     remedy = _GRANT if status is Status.FAILED else _GRANT_MORE
-    return Finding(check, status, says, remedy, lacking)
+    return Finding(check, status, text, remedy, lacking)
 
 
 def judge_version(recorded: int | None) -> Finding:
@@ -184,29 +182,28 @@ def judge_oplog(window: float | None, fullness: float) -> Finding:
     """
     check = "oplog window"
     if window is None:
-        says = "there is no oplog, so changes cannot be watched"
-        return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
+        text = "there is no oplog, so changes cannot be watched"
+        return Finding(check, Status.FAILED, text, _AS_REPLICA_SET)
     reach = _window_text(window)
     if fullness < _FULL:
-        says = f"{reach}, since it was created; {fullness:.0%} of it is used"
-        return Finding(check, Status.OK, says)
+        text = f"{reach}, since it was created; {fullness:.0%} of it is used"
+        return Finding(check, Status.OK, text)
     if window >= _WINDOW:
         return Finding(check, Status.OK, reach)
-    says = f"{reach}: a consumer that stops for longer loses history"
+    text = f"{reach}: a consumer that stops for longer loses history"
     remedy = "Enlarge it with replSetResizeOplog to cover your longest outage."
-    return Finding(check, Status.WARNING, says, remedy)
+    return Finding(check, Status.WARNING, text, remedy)
 
 
 def judge_clock(ahead: float, uncertainty: float) -> Finding:
-    """Judge whether this machine and MongoDB agree about the time."""
     if abs(ahead) <= _SKEW + uncertainty:
         bound = abs(ahead) + uncertainty
-        says = f"agrees with MongoDB's to within {bound:.3f} s"
-        return Finding("clock", Status.OK, says)
+        text = f"agrees with MongoDB's to within {bound:.3f} s"
+        return Finding("clock", Status.OK, text)
     direction = "ahead of" if ahead > 0 else "behind"
-    says = f"{abs(ahead):.3f} s {direction} MongoDB's, plus or minus {uncertainty:.3f}"
+    text = f"{abs(ahead):.3f} s {direction} MongoDB's, plus or minus {uncertainty:.3f}"
     remedy = "Synchronise both by NTP; events are dated by this machine's clock."
-    return Finding("clock", Status.WARNING, says, remedy)
+    return Finding("clock", Status.WARNING, text, remedy)
 
 
 def _first_names(names: Sequence[str]) -> str:
@@ -225,7 +222,7 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """Checks a service's database, and yields the result of each check.
 
     It creates nothing, not even the collections of a service that has never been used.
-    It reads no sessions and events: who reads a damaged one is told so then.
+    It reads no sessions and events: damage is an error of whoever reads them.
 
     Raises:
         StorageUnavailableError: MongoDB cannot be reached.
@@ -244,10 +241,10 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         except errors.StorageUnavailableError:
             raise
         except errors.MongoSessionServiceError as error:
-            finding = Finding(name, Status.FAILED, str(error), _AS_IT_SAYS)
+            finding = Finding(name, Status.FAILED, str(error), _FOLLOW_MESSAGE)
             if is_standalone and isinstance(error, errors.StorageError):
-                says = "a standalone server has no snapshots to read"
-                finding = Finding(name, Status.UNKNOWN, says, _AS_REPLICA_SET)
+                text = "a standalone server has no snapshots to read"
+                finding = Finding(name, Status.UNKNOWN, text, _AS_REPLICA_SET)
         yield finding
 
 
@@ -325,12 +322,12 @@ async def _check_turns(storage: Storage) -> Finding:
     if not abandoned:
         return Finding("turns", Status.OK, "none is abandoned")
     names = [f"{it.app_name}/{it.user_id}/{it.session_id}" for it in abandoned]
-    says = f"{counted(len(names), 'abandoned turn')}: {_first_names(names)}"
+    text = f"{counted(len(names), 'abandoned turn')}: {_first_names(names)}"
     remedy = (
         "Let a task of each server run recover_turns(). Without it, the next turn of"
         " each of these sessions answers the calls that are open."
     )
-    return Finding("turns", Status.WARNING, says, remedy)
+    return Finding("turns", Status.WARNING, text, remedy)
 
 
 async def _check_indexes(storage: Storage) -> Finding:
@@ -341,9 +338,9 @@ async def _check_indexes(storage: Storage) -> Finding:
 
 async def _check_oplog(storage: Storage) -> Finding:
     if storage.is_sharded:
-        says = "each shard has its own, which mongos does not show"
+        text = "each shard has its own, which mongos does not show"
         remedy = "Run rs.printReplicationInfo() on each shard."
-        return Finding("oplog window", Status.UNKNOWN, says, remedy)
+        return Finding("oplog window", Status.UNKNOWN, text, remedy)
     window = await oplog.oplog_window(storage)
     if window is None:
         return judge_oplog(None, 0)

@@ -61,7 +61,6 @@ async def reset_consumer(
 
 
 async def remove_consumer(service: MongoSessionService, name: str) -> None:
-    """Remove a consumer's checkpoint, lease and dead letters."""
     async with _claimed(service, name) as checkpoint:
         await checkpoint.delete_name()
 

@@ -24,7 +24,7 @@ class Privilege(NamedTuple):
         return f"{self.action!r} on collection '{self.database}.{self.collection}'"
 
     def is_among(self, held: Iterable[Document]) -> bool:
-        """Tell whether these privileges, as MongoDB lists them, include it."""
+        """True if these privileges, as MongoDB lists them, include it."""
         return any(
             self.action in each["actions"] and self._is_in(each["resource"])
             for each in held
@@ -77,7 +77,6 @@ ADK's methods and what belongs to them, ``changes`` live subscriptions and consu
 
 
 def needs(features: Iterable[str], database: str, prefix: str = "") -> list[Privilege]:
-    """The privileges that features need."""
 
     def on(collection: str, action: str) -> Privilege:
         if collection == _OPLOG:

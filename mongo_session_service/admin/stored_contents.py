@@ -44,7 +44,6 @@ async def count_apps(
 
 
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
-    """Read a session with its state, and without its events."""
     own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
     shared = queries.shared_state_queries(key.app_name, key.user_id)
     async with backends_of(service).in_call() as opened:
@@ -115,7 +114,6 @@ async def preview_redaction(
     *,
     forks: bool,
 ) -> Redactable:
-    """Find what redacting some events, or an invocation, would replace."""
     async with backends_of(service).in_call() as opened:
         storage = opened.connection
         part = await redaction.find_part(storage, key, wanted)
@@ -192,7 +190,6 @@ async def erase(
     user_id: str | None = None,
     session_id: str | None = None,
 ) -> Erased | None:
-    """Erase an app, a user of it or a session, and count it, but for a session."""
     if user_id is None:
         return await service.delete_app(app_name=app_name)
     if session_id is None:
@@ -205,8 +202,6 @@ async def erase(
 
 @dataclass(frozen=True, slots=True)
 class SchemaContents:
-    """Collections and indexes that exist or are missing."""
-
     collections: frozenset[str]
     missing_indexes: frozenset[str]
     """By collection and name: ``sessions.by_user``."""
@@ -214,7 +209,6 @@ class SchemaContents:
 
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
-    """Read which collections and indexes exist, and the schema version."""
     async with backends_of(service).in_call() as opened:
         there = await catalog.collection_names(opened.connection)
         missing = await missing_indexes(opened.connection)

@@ -41,14 +41,14 @@ class Limits:
     replay_page_events: int = 500
     """Events of a replay that are read at once; 256 take 4 % more CPU for each."""
     turn_poll_seconds: float = 0.1
-    """Seconds between looks of those who wait for the turns of sessions."""
+    """Poll interval, in seconds, of callers who wait for the turns of sessions."""
     partial_seconds: float = 0.2
-    """Seconds between two writes of what the running turns of an event loop say: a
+    """Seconds between two writes of the partials of an event loop's running turns: a
     reader elsewhere receives a token half as late, on average, and 10 ms."""
     partial_bytes: int = 8_000_000
-    """Bytes of what they say that are written at once."""
+    """Bytes of partials that are written at once."""
     partial_unwritten_bytes: int = 64_000_000
-    """Bytes of what they say that may wait for MongoDB to be back."""
+    """Bytes of partials that may wait for MongoDB to be back."""
     stop_poll_seconds: float = 0.5
     """Seconds between looks whether running turns are to be stopped."""
     abort_seconds: float = 0.5
@@ -102,7 +102,7 @@ class Limits:
     http_answer_seconds: float = 10.0
     """Seconds that a request over HTTP waits for MongoDB to read something."""
     http_heartbeat_seconds: float = 15.0
-    """Seconds after which a silent stream says that it is there; after as many,
+    """Seconds after which a silent stream sends a heartbeat; after as many,
     ``authorize`` is asked again."""
     http_unread_seconds: float = 30.0
     """Seconds after which a stream is ended whose reader takes nothing."""

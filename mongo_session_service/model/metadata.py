@@ -42,8 +42,6 @@ NOT_GIVEN: Final = NotGiven.NOT_GIVEN
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Checked details of a session."""
-
     title: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     ttl: float | None = None
@@ -53,7 +51,6 @@ class Details:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Details:
-        """The details in a session's document."""
         return cls(
             title=document.get("title"),
             labels={each["name"]: each["value"] for each in document.get("labels", ())},
@@ -90,7 +87,6 @@ NO_DETAILS: Final = Details()
 
 
 def one_title(title: object, display_name: object) -> object:
-    """Return the title that is given by either name."""
     if title is not None and display_name is not None and title != display_name:
         message = "title and display_name are two names of one thing: give one of them."
         raise InvalidInputError(message)
@@ -185,12 +181,10 @@ def changed_fields(
 
 
 def check_title(title: object) -> str:
-    """Require a title that can be stored."""
     return _check_short("title", title, MAX_TITLE)
 
 
 def check_title_part(part: object) -> str:
-    """Return a text that a title may have in it."""
     return _check_short("title_contains", part, MAX_TITLE)
 
 
@@ -200,7 +194,6 @@ def check_stored_title(title: object) -> str:
 
 
 def check_labels(labels: object) -> dict[str, str]:
-    """Require labels that can be stored."""
     if not isinstance(labels, Mapping):
         kind = type(labels).__name__
         raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")

@@ -101,7 +101,7 @@ def without_temp(state: Mapping[str, Any]) -> dict[str, Any]:
 class Marker(NamedTuple):
     """Version of a session: the expected revision of its next append, and more.
 
-    ``create_time`` tells a session from a later one of the same id.
+    ``create_time`` distinguishes a session from a later one of the same id.
     """
 
     revision: int

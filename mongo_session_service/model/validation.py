@@ -1,4 +1,4 @@
-"""Argument validation: each check says what is wrong and what would be right.
+"""Argument validation: each error names what is wrong and what would be right.
 
 Every one of them raises ``InvalidInputError``.
 """
@@ -73,14 +73,12 @@ def lookup_id(what: str, value: object) -> str | None:
 
 
 def check_revision(what: str, value: object) -> None:
-    """Require a number of appends, or None."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 <= value < 2**63):  # type: ignore[operator]
         raise InvalidInputError(f"{what} must be a number of appends, 0 or more.")
 
 
 def check_seconds(what: str, value: object) -> None:
-    """Require a number of seconds, or None."""
     is_time = (isinstance(value, float) and not math.isnan(value)) or (
         isinstance(value, int)
         and not isinstance(value, bool)
@@ -98,7 +96,6 @@ def check_wait(what: str, value: object) -> None:
 
 
 def check_choice(what: str, value: object, choices: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         given = quoted(value) if isinstance(value, str) else type(value).__name__
         message = f"{what} must be one of {', '.join(choices)}, not {given}."
@@ -107,7 +104,6 @@ def check_choice(what: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def check_flag(what: str, value: object) -> bool:
-    """Return ``value`` if it is True or False."""
     if not isinstance(value, bool):
         message = f"{what} must be True or False, not {type(value).__name__}."
         raise InvalidInputError(message)
@@ -125,13 +121,11 @@ def check_place(what: str, value: object) -> None:
 
 
 def check_count(what: str, value: object) -> None:
-    """Require a whole number from 1 on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidInputError(f"{what} must be a number, 1 or more.")
 
 
 def check_callable(what: str, value: object) -> None:
-    """Require a function."""
     if not callable(value):
         message = f"{what} must be a function, not {type(value).__name__}."
         raise InvalidInputError(message)
@@ -153,7 +147,6 @@ def check_session(value: object) -> None:
 
 
 def check_event(value: object) -> None:
-    """Require an ADK event with actions."""
     _check_type("event", value, Event)
     event: Event = value  # type: ignore[assignment]
     _check_type("event.actions", event.actions, EventActions)

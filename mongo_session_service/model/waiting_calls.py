@@ -25,7 +25,7 @@ REDACTED: Final = "__redacted__"
 """The custom metadata that marks an event whose content was replaced."""
 
 ASKING: Final = ("adk_request_input", "adk_request_credential")
-"""ADK's calls that wait for a person even if the event does not say so."""
+"""ADK's calls that wait for a person even if the event does not mark them so."""
 
 
 class WaitingCalls(NamedTuple):
@@ -54,12 +54,11 @@ class WaitingStep(NamedTuple):
 
     @property
     def has_effect(self) -> bool:
-        """Tell whether the event has an effect; most have none."""
+        """False of most events."""
         return bool(self.asks or self.answers or self.rewinds_before)
 
 
 def waiting_step(event: Event) -> WaitingStep:
-    """Find the effect of an event."""
     answers: frozenset[str] = frozenset()
     if event.author == "user" or event.error_code == ABORTED:
         responses = event.get_function_responses()

@@ -20,7 +20,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return the noun for so many of something."""
     return noun if number == 1 else f"{noun}s"
 
 

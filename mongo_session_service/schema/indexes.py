@@ -23,7 +23,7 @@ class Index:
     """Seconds after its time at which MongoDB removes a document; None for never."""
 
     def is_like(self, described: dict[str, Any]) -> bool:
-        """Tell whether the driver's description of a collection's indexes has it."""
+        """True if the driver's description of a collection's indexes has it."""
         there = described.get(self.name)
         return there is not None and (
             [tuple(each) for each in there["key"]] == self.directed
@@ -35,12 +35,10 @@ class Index:
 
     @property
     def directed(self) -> list[tuple[str, int]]:
-        """The keys, each with its direction."""
         return [(name, 1) for name in self.keys]
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options to create it with, beside its keys."""
         given = {
             "partialFilterExpression": self._partial,
             "expireAfterSeconds": self.expires_after,
@@ -121,6 +119,6 @@ INDEXES: Final = (
         name="time",
         keys=("time",),
         expires_after=600,
-        serves="what running turns have said expires by itself",
+        serves="partials of running turns expire by themselves",
     ),
 )

@@ -104,7 +104,6 @@ class _Attempts:
             self.failed |= dict.fromkeys(things, str(error))
 
     def warn(self) -> None:
-        """Log all failures at once."""
         if not self.failed:
             return
         logger.warning(
@@ -179,7 +178,6 @@ async def recorded_version(storage: Storage) -> int | None:
 
 
 def refuse_newer(version: int | None) -> None:
-    """Refuse data that a newer release has written."""
     if version is not None and version > SCHEMA_VERSION:
         message = (
             f"The data has schema version {version}; this release knows up to"
