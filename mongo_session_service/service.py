@@ -1380,9 +1380,9 @@ class MongoSessionService(BaseSessionService):
             max_bytes: How many bytes of changes, as MongoDB stores them, may wait to be
                 read; 1,024 changes may in any case, and one of any size. Reading raises
                 ``SlowSubscriberError`` where more would have to wait.
-            partials: Receive what running turns say as well, as ``partial``, and their
-                begin and end, as ``turn``. A session's subscription begins with all
-                that was said and is not stored yet; the other ones receive both from
+            partials: Receive the partials of running turns as well, as ``partial``, and
+                their begin and end, as ``turn``. A session's subscription begins with
+                all partials that are not stored yet; the other ones receive both from
                 the next turn on.
             after_partial: Of a session, with ``partials``: leave out what was received
                 before, up to this epoch and ``turn_position`` of a change.

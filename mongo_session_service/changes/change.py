@@ -53,7 +53,7 @@ class Change(BaseModel):
     for what belongs to no session, and for ``redacted``, ``updated``, ``deleted``."""
     event: Event | None = None
     """The event that was appended, or that was redacted, as it is now; None if it
-    cannot be decoded. In a ``partial``, what was said since the one before with the
+    cannot be decoded. In a ``partial``, what is new since the one before with the
     event's id."""
     state_delta: dict[str, Any] = {}
     """What was set, its keys prefixed by scope: by an event, by a write to the state of
@@ -70,7 +70,7 @@ class Change(BaseModel):
     waiting: tuple[WaitingCall, ...] | None = None
     """The session's calls that wait for a person from now on, up to 100: of an
     ``appended`` that makes or ends a wait, of a session ``created`` with some, and of
-    each ``updated``. None if the change does not tell."""
+    each ``updated``. None in other changes."""
     turn: InstanceOf[TurnInfo] | None = None
     """The running turn, in a ``partial`` and a ``turn``."""
     turn_position: int | None = None
@@ -107,7 +107,7 @@ class Change(BaseModel):
 
     @property
     def is_withheld(self) -> bool:
-        """Tell whether ``json_text`` leaves out a part of the change."""
+        """Whether ``json_text`` leaves out a part of the change."""
         return public_view.is_withheld(self._fields)
 
     @property

@@ -238,7 +238,7 @@ def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
 
 
 def partials_pipeline(collection: str) -> list[Document]:
-    """Return the pipeline of a change stream that has only what running turns say."""
+    """Return the pipeline of a change stream of running turns' partials alone."""
     return [{"$match": {"ns.coll": collection, "operationType": "insert"}}]
 
 
@@ -261,14 +261,14 @@ def follow(
 
 
 def cluster_time(change: Document) -> Timestamp:
-    """Return a change's time of commit, on the deployment's own clock."""
+    """The time of commit, on the deployment's own clock."""
     time: Timestamp = change["clusterTime"]
     return time
 
 
 def time_of_token(token: Document) -> Timestamp:
     """Return the time of commit of the latest change before a resume token."""
-    # Hexadecimal: a byte that says "timestamp", four of its seconds, four of its count.
+    # Hexadecimal: the byte for "timestamp", four of its seconds, four of its count.
     data: str = token["_data"]
     return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
 
@@ -425,7 +425,7 @@ def _decode_state_change(
 
 
 def committed_at(change: Document) -> float:
-    """Return the time of commit, in seconds since 1970."""
+    """The time of commit, in seconds since 1970."""
     wall_time: datetime | None = change.get("wallTime")  # MongoDB 6.0 and later
     if wall_time is not None:
         return wall_time.replace(tzinfo=UTC).timestamp()
@@ -448,7 +448,7 @@ def _check_drop(change: Document, names: WatchedCollections) -> None:
 
 
 def needs_document(change: Document, names: WatchedCollections) -> bool:
-    """Tell whether a change lacks content, so that its document has to be read.
+    """Whether a change lacks content, so that its document has to be read.
 
     It does if it was too large for the stream, or if another tool has changed a part of
     a state value in place.

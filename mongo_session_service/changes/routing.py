@@ -22,11 +22,9 @@ class Scope(NamedTuple):
 
     @property
     def is_session(self) -> bool:
-        """Tell whether it is a single session."""
         return self.session_id is not None
 
     def covers(self, key: SessionKey) -> bool:
-        """Tell whether a session belongs to it."""
         pairs = zip(self, key, strict=True)
         return all(own is None or own == part for own, part in pairs)
 
@@ -35,8 +33,7 @@ class Subscriber(Protocol):
     """Anything with a scope that changes can be routed to."""
 
     @property
-    def scope(self) -> Scope:
-        """The scope that it subscribes to."""
+    def scope(self) -> Scope: ...
 
 
 _Subscriber = TypeVar("_Subscriber", bound=Subscriber)
@@ -73,7 +70,6 @@ class Router(Generic[_Subscriber]):
                 del self._by_topic[topic]
 
     def recipients(self, record: ChangeRecord) -> list[_Subscriber]:
-        """The subscribers of a change."""
         found: list[_Subscriber] = []
         for topic in _topics_of(record):
             found += self._by_topic.get(topic, ())

@@ -63,7 +63,7 @@ class Subscription:
     An event that cannot be decoded, as one of a later ADK or one that ``after_load``
     fails on, is an ``appended`` change whose ``event`` is None. A session ``created``
     with such state has no ``state_delta``, and such state of an app or a user is left
-    out. A warning in the log says why; ``get_session`` raises it.
+    out. A warning in the log has the reason; ``get_session`` raises it.
     """
 
     def __init__(
@@ -198,12 +198,12 @@ class SessionSubscription(Subscription):
 
     @property
     def is_following(self) -> bool:
-        """Tell whether the next change comes from the feed, not from storage."""
+        """Whether the next change comes from the feed, not from storage."""
         return self._is_following and not self._waiting
 
     @property
     def has_page(self) -> bool:
-        """Tell whether the next change is here, from storage or from the feed."""
+        """Whether the next change is here, from storage or from the feed."""
         return bool(self._waiting)
 
     async def __anext__(self) -> Change:
