@@ -83,7 +83,6 @@ class Position:
 
     @classmethod
     def at_end(cls, now: Timestamp) -> Position:
-        """Make the position after all that has happened so far."""
         return cls(start=_next_time(now), reached=now)
 
     @classmethod
@@ -111,7 +110,6 @@ class Position:
         return replace(self, start=cluster_time, reached=cluster_time, passed=mark)
 
     def after_silence(self, token: Document) -> Position:
-        """Make the position after what the stream has skipped."""
         return replace(self, start=token, passed=None)
 
     def advanced_to(self, now: Timestamp) -> Position:
@@ -119,7 +117,6 @@ class Position:
         return replace(self, reached=max(self.reached, now))
 
     def follows_replayed(self, id_: Document) -> bool:
-        """Whether a replay has not come to an event yet."""
         if not self.is_replaying:
             return False
         return self.replayed is None or _order(id_) > _order(self.replayed)
@@ -428,7 +425,6 @@ class ConsumerStatus:
 
 
 async def load_statuses(storage: Storage) -> list[ConsumerStatus]:
-    """Load the status of every consumer, by name."""
     now = await oplog.latest_time(storage)
     age = {"$set": {"age": {"$subtract": ["$$NOW", "$saved_at"]}}}
     held = {"holder": {"$ne": None}, "$expr": renewed_at_condition(storage, "$gte")}

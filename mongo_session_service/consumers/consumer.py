@@ -429,7 +429,6 @@ class Consumer:
 
     @property
     def _has_ready(self) -> bool:
-        """Whether the next change was read already."""
         return bool(self._ready) and self._is_delivering
 
     @property
@@ -438,7 +437,6 @@ class Consumer:
         return not self._is_over.is_set() and self._lost is None
 
     def _next_ready(self) -> Delivery | None:
-        """Return the next change, if it was read already."""
         if not self._has_ready:
             return None
         self._checkpoint.check_lease()

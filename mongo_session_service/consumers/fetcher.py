@@ -87,14 +87,12 @@ class Fetcher:
         return found
 
     def has_fetched_until(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
-        """Whether everything that was committed until then has been fetched."""
         if cluster_time is None or self.position.is_replaying:
             return False
         return cluster_time <= self._read_until
 
     @property
     def _has_more(self) -> bool:
-        """Whether the next change was read already."""
         return bool(self._page or (self._stream and self._stream.has_more))
 
     async def _fetch_one(self) -> Delivery | None:
@@ -203,7 +201,6 @@ class Fetcher:
         return [each for each in page if not _was_replayed(each, last)]
 
     async def close_change_stream(self) -> None:
-        """Close the change stream."""
         if self._stream is not None:
             await self._stream.close_cursor()
 

@@ -126,7 +126,6 @@ class EventInbox:
             self._waiting[text] = PartialText(event)
 
     def drain(self) -> list[Event]:
-        """Take out all that waits."""
         drained = [*self]
         self._waiting = {}
         return drained

@@ -239,7 +239,6 @@ class RunningTurn:
         return TurnSpan(database, app_name, session_id, self.epoch)
 
     async def _await_agent(self, running: asyncio.Task[None]) -> None:
-        """Wait until the agent has ended by itself, or was stopped."""
         try:
             await _wait_for_either(running, self._is_stopped)
             if not running.done():
@@ -282,7 +281,6 @@ class RunningTurn:
             has_more.set()
 
     async def _end_agent(self, running: asyncio.Task[None]) -> None:
-        """Abort the runner, and cancel it if it does not end soon."""
         limits = self.turn.limits
         self._aborts.set()
         self._wanted.release()
@@ -332,7 +330,6 @@ class RunningTurn:
 
 
 async def _wait_for_either(task: asyncio.Task[None], event: asyncio.Event) -> None:
-    """Wait until a task has ended, or an event is set."""
     is_set = asyncio.create_task(event.wait())
     try:
         ends: set[asyncio.Future[Any]] = {task, is_set}
@@ -374,7 +371,6 @@ class RunningTurns:
             here.polling = background(_SUPERVISOR.run_task(self._poll_stops, here))
 
     def find(self, key: SessionKey) -> RunningTurn | None:
-        """The turn of a session that runs in this event loop."""
         here = self.backends.parts(_LoopTurns).get(running_loop())
         for each in here.turns if here else ():
             if each.turn.key == key and not each.is_done:

@@ -136,11 +136,9 @@ class Turn:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the service."""
         return self._lease.connection.limits
 
     async def load_own_events(self) -> list[Event]:
-        """Load the events that were appended in this turn."""
         async with self.turns.backends.in_call() as backend:
             fields = (queries.TURN_FIRST_REVISION,)
             query = Query("sessions", {"_id": self.key.id}, fields=fields)
@@ -210,7 +208,6 @@ class Turn:
         _held.set(tuple(each for each in _held.get() if each.is_held))
 
     async def _begin_turn(self, backend: Backend) -> Session:
-        """Acquire the turn in time, and load the session as it is then."""
         if not self._limit:
             await self._try_once()
         else:

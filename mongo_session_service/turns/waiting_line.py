@@ -87,7 +87,6 @@ async def return_ticket(storage: Storage, ticket: Ticket) -> None:
 
 
 async def renew_tickets(storage: Storage, tickets: Iterable[Ticket]) -> None:
-    """Renew the tickets of waiters who are still there."""
     for some in cut_by_id_size(tickets):
         ids = {"_id": {"$in": [each.id for each in some]}}
         await storage.commit(Update("leases", ids, _RENEWAL, many=True))
@@ -135,13 +134,11 @@ async def end_line(storage: Storage, last: Ticket) -> None:
 
 
 async def remove_silent_waiters(storage: Storage) -> None:
-    """Remove the documents of waiters whose process has died."""
     silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent_filter(storage)}
     await storage.commit(Delete("leases", silent, many=True))
 
 
 def stored_session_filter(storage: Storage, key: SessionKey) -> Document:
-    """The filter of a session that is stored."""
     return {"_id": key.id, **queries.writable_filter(storage)}
 
 
@@ -198,7 +195,6 @@ class WaitingLine:
         return self._arrivals.setdefault(key, asyncio.Lock())
 
     def has_waiters(self, key: SessionKey) -> bool:
-        """Whether anybody waits here for a session's turn."""
         return key in self._lines
 
     @contextmanager
