@@ -49,9 +49,9 @@ async def load_summary(service: MongoSessionService, key: SessionKey) -> Session
     async with backends_of(service).in_call() as opened:
         storage = opened.connection
         session, *states = await storage.read(own, *shared)
-        found, now = [*chain(session, *states)], storage.clock.now()
-        for decoded in documents.decode_sessions(found, now, storage.hooks):
-            return documents.summary(session[0], storage.hooks, decoded.state)
+        both, now, hooks = chain(*states), storage.clock.now(), storage.hooks
+        for decoded in documents.decode_sessions(session, both, now, hooks):
+            return documents.summary(session[0], hooks, decoded.state)
     raise session_not_found_error(key.session_id)
 
 

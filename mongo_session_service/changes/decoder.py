@@ -197,7 +197,7 @@ class ChangeRecord:
         return fields
 
     def _decode_snapshot(self, document: Document, shared: list[Document]) -> Document:
-        if documents.is_logged(document):  # the one before a trimmed log
+        if "revision" in document["_id"]:  # the one before a trimmed log
             owner, stored = Owner.of_session(self.key), document[documents.INITIAL]
             own = documents.decode_state(stored, owner, self.hooks)
             revision, time = documents.log_begins(document), document["create_time"]

@@ -168,11 +168,6 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
     return "revision" in session and not is_over
 
 
-def warn_of_unreadable(error: UnreadableError) -> None:
-    """Log the error of a session that is left out of a list."""
-    logger.warning("A session is missing from a list. %s", error)
-
-
 _KEY: Final = SessionKey._fields
 
 
@@ -188,12 +183,12 @@ def key_of(id_: Any, *more: str) -> SessionKey | None:
     return None
 
 
-def unreadable_session(id_: Document) -> UnreadableError:
+def _unreadable_session(id_: Document) -> UnreadableError:
     """Return the error that names a session as well as its ``_id`` allows."""
-    session_id = id_.get("session_id")
-    if isinstance(session_id, str):
-        return UnreadableError(f"Session {quoted(session_id)}")
-    return UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
+    name = id_.get("session_id")
+    return UnreadableError(
+        f"Session {quoted(name)}" if isinstance(name, str) else "A session"
+    )
 
 
 def checked_key(session: Document) -> SessionKey:
@@ -210,7 +205,7 @@ def checked_key(session: Document) -> SessionKey:
     except KeyError:
         is_session = False
     if key is None or not is_session:
-        raise unreadable_session(session["_id"])
+        raise _unreadable_session(session["_id"])
     return key
 
 
@@ -387,12 +382,6 @@ def _unreadable(id_: Document) -> StorageError:
     return StorageError(f"{where} is not one that this release of ADK can read.")
 
 
-def is_logged(document: Document) -> bool:
-    """Tell whether a document is of a session's log, by its ``_id``."""
-    id_ = document["_id"]
-    return isinstance(id_, dict) and "revision" in id_
-
-
 def decode_log(log: Iterable[Document], begins: int, hooks: Hooks) -> Iterator[Event]:
     """Decode the events of a log that begins after a revision."""
     for document in log:
@@ -401,49 +390,49 @@ def decode_log(log: Iterable[Document], begins: int, hooks: Hooks) -> Iterator[E
 
 
 def decode_sessions(
-    documents: Iterable[Document],
+    sessions: Iterable[Document],
+    shared: Iterable[Document],
     now: float,
     hooks: Hooks,
     *,
     is_list: bool = False,
     is_plain: bool = False,
 ) -> Iterator[StoredSession]:
-    """Decode the sessions among mixed documents, each with the state it shares.
+    """Decode sessions, each with what it shares of the states of an app and its users.
 
-    The longest untouched comes first, ties by user and then session id. Documents are
-    told apart by their ``_id``. A list leaves out a session that cannot be read.
+    The longest untouched comes first, ties by user and then session id. A list leaves
+    out a session that cannot be read.
     """
-    sessions: list[tuple[float, SessionKey, Document]] = []
     app: _Copier = dict
     users: dict[str, _Copier] = {}
-    for document in documents:
+    for document in shared:
         id_ = document["_id"]
         if isinstance(id_, str):
             app = _copier(document.get("state"), Owner.of_shared(id_), hooks)
-        elif "session_id" in id_:
-            if not is_visible(document, now):
-                continue
+        else:
+            owner = Owner.of_shared(id_["app_name"], id_["user_id"])
+            users[id_["user_id"]] = _copier(document.get("state"), owner, hooks)
+    shown: list[tuple[float, SessionKey, Document]] = []
+    for document in sessions:
+        if is_visible(document, now):
             try:
                 key = checked_key(document)
             except UnreadableError as error:
                 _leave_out(error, is_list=is_list)
-                continue
-            sessions.append((document["update_time"], key, document))
-        elif "user_id" in id_:
-            owner = Owner.of_shared(id_["app_name"], id_["user_id"])
-            users[id_["user_id"]] = _copier(document.get("state"), owner, hooks)
-    sessions.sort(key=itemgetter(0, 1))
-    sessions.reverse()
+            else:
+                shown.append((document["update_time"], key, document))
+    shown.sort(key=itemgetter(0, 1))
+    shown.reverse()
     is_alone = app is dict and not users
-    while sessions:
-        update_time, key, document = sessions.pop()
+    while shown:
+        update_time, key, document = shown.pop()
         try:
             state = decode_session_state(document, key, hooks, is_plain=is_plain)
         except UnreadableError as error:
             _leave_out(error, is_list=is_list)
             continue
-        if not is_alone and (shared := app() | users.get(key.user_id, dict)()):
-            state = state | shared
+        if not is_alone and (common := app() | users.get(key.user_id, dict)()):
+            state = state | common
         marker = Marker.of(document)
         yield StoredSession(
             key,
@@ -459,7 +448,7 @@ def decode_sessions(
 def _leave_out(error: UnreadableError, *, is_list: bool) -> None:
     if not is_list:
         raise error
-    warn_of_unreadable(error)
+    logger.warning("A session is missing from a list. %s", error)
 
 
 _Copier = Callable[[], dict[str, Any]]
@@ -582,7 +571,7 @@ def summaries(
         try:
             made.append(summary(each, hooks, state))
         except UnreadableError as error:
-            warn_of_unreadable(error)
+            _leave_out(error, is_list=True)
     return made
 
 
@@ -592,7 +581,7 @@ def summary(
     """Build the summary of a stored session, with its state if that is known."""
     id_ = document["_id"]
     if (key := key_of(id_)) is None:
-        raise unreadable_session(id_)
+        raise _unreadable_session(id_)
     try:
         details, waiting = (
             Details.from_document(document),
@@ -616,4 +605,4 @@ def summary(
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         # The original may quote what is stored.
-        raise unreadable_session(id_) from None
+        raise _unreadable_session(id_) from None

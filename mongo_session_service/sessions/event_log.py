@@ -469,8 +469,8 @@ async def load_session_at(
     }
     now, hooks = storage.clock.now(), storage.hooks
     log = await in_slices(documents.decode_event(each, hooks) for each in events[::-1])
-    heads = [{**head, **past}, *chain.from_iterable(shared)]
-    session = next(documents.decode_sessions(heads, now, hooks), None)
+    decoded = documents.decode_sessions([{**head, **past}], chain(*shared), now, hooks)
+    session = next(decoded, None)
     if session is None:
         return None  # it has just expired
     known = documents.decode_state(initial, Owner.of_session(key), hooks)

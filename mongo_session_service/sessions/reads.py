@@ -103,11 +103,12 @@ class SessionReads:
             *queries.event_queries(key, config, after_revision),
         )
         sessions, apps, users, *logs = answer
-        heads = [*sessions, *apps, *users]
+        shared = [*apps, *users]
         # To look at what is encoded pays if it is large.
-        first = answer.encoded[: len(heads)] if len(answer.encoded) > 1 else ()
+        count = len(sessions) + len(shared)
+        first = answer.encoded[:count] if len(answer.encoded) > 1 else ()
         is_plain = bool(first) and all(map(bson_values.is_plain, first))
-        session = self._decode_session(heads, is_plain=is_plain)
+        session = self._decode_session(sessions, shared, is_plain=is_plain)
         if session is None:
             return None
         log = chain(*logs)
@@ -175,17 +176,22 @@ class SessionReads:
         encoded = [*sessions, *apps, *users]
         is_plain = all(map(bson_values.is_plain, encoded))
         decoded = await in_slices(decode_documents(encoded))
-        session = self._decode_session(decoded, is_plain=is_plain)
+        count = len(sessions)
+        session = self._decode_session(
+            decoded[:count], decoded[count:], is_plain=is_plain
+        )
         log_begins = session.log_begins if session else 0
         while log_begins and events and _revision(events[-1]) <= log_begins:
             events.pop()  # a trim is about to remove it
         return session, [*chain(*begins)], events
 
     def _decode_session(
-        self, heads: list[Document], *, is_plain: bool
+        self, sessions: list[Document], shared: list[Document], *, is_plain: bool
     ) -> StoredSession | None:
         now, hooks = self._storage.clock.now(), self._storage.hooks
-        decoded = documents.decode_sessions(heads, now, hooks, is_plain=is_plain)
+        decoded = documents.decode_sessions(
+            sessions, shared, now, hooks, is_plain=is_plain
+        )
         session: StoredSession | None = with_gc_paused(partial(next, decoded, None))
         return session
 
@@ -219,9 +225,11 @@ class SessionReads:
             *queries.shared_state_queries(app_name, user_id),
             Query("sessions", wanted, fields=documents.LISTED),
         )
+        apps, users, sessions = answer
         plain = await in_slices(map(bson_values.is_plain, answer.encoded))
         return documents.decode_sessions(
-            chain(*answer),
+            sessions,
+            chain(apps, users),
             now,
             self._storage.hooks,
             is_list=True,

@@ -291,8 +291,9 @@ async def load_page(
     if with_state and keys:
         shared = queries.shared_state_queries_by_key(keys)
         states_then = await storage.read(*shared, as_of=answer.as_of, patient=True)
-        both, hooks = [*shown, *chain(*states_then)], storage.hooks
-        decoded = documents.decode_sessions(both, now, hooks, is_list=True)
+        decoded = documents.decode_sessions(
+            shown, chain(*states_then), now, storage.hooks, is_list=True
+        )
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
     summaries = documents.summaries(shown, storage.hooks, states)

@@ -33,6 +33,7 @@ HOOKS: Final = [NO_HOOKS, Hooks(unchanged, unchanged)]
 def listed(own: list[ScopedState], hooks: Hooks) -> list[Session]:
     """What a list of two users makes of MongoDB's reply: each has the session twice."""
     found: list[dict[str, Any]] = []
+    shared: list[dict[str, Any]] = []
     for user_id, state in zip(USERS, own, strict=True):
         for session_id in "ab":
             key = SessionKey("app", user_id, session_id)
@@ -40,12 +41,15 @@ def listed(own: list[ScopedState], hooks: Hooks) -> list[Session]:
             new = documents.encode_new_session(key, flat, NOW, hooks)
             found.append(documents.session_document(new))
         id_ = {"app_name": "app", "user_id": user_id}
-        found.append({"_id": id_, "state": new.delta.user})
-    found.append({"_id": "app", "state": new.delta.app})
-    reply = RawBSONDocument(bson.encode({"cursor": {"firstBatch": found}}))
+        shared.append({"_id": id_, "state": new.delta.user})
+    shared.append({"_id": "app", "state": new.delta.app})
+    reply = RawBSONDocument(bson.encode({"cursor": {"firstBatch": found + shared}}))
     few = (replies.decode_small_reply(reply) or {})["firstBatch"]
     is_plain = bson_values.is_plain(reply.raw)
-    decoded = documents.decode_sessions(few, NOW, hooks, is_plain=is_plain)
+    count = len(found)
+    decoded = documents.decode_sessions(
+        few[:count], few[count:], NOW, hooks, is_plain=is_plain
+    )
     return [*map(to_session, decoded)]
 
 
