@@ -39,7 +39,6 @@ _FIELDS: Final = set(Session.model_fields)
 
 
 def to_session(stored: StoredSession) -> Session:
-    """Build ADK's ``Session`` from a stored session."""
     (app_name, user_id, session_id), marker, update_time, state, events, *_ = stored
     fields = {
         "id": session_id,
@@ -70,7 +69,6 @@ def marker_of(session: Session) -> Marker | None:
 
 
 def mark(session: Session, marker: Marker) -> None:
-    """Note in a session the marker of what it holds."""
     # ADK's own services keep text in it, other services what they like.
     session._storage_update_marker = marker  # type: ignore[assignment]  # noqa: SLF001
 

@@ -71,7 +71,6 @@ def escape_key(key: str) -> str:
 
 
 def escape_keys(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Escape the keys of state, or of a delta to it."""
     return {escape_key(key): value for key, value in state.items()}
 
 
@@ -115,7 +114,6 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Encode the values of a state, or of a delta, each by :func:`encode_value`."""
     return {
         key: value if type(value) is str and value.isascii() else encode_value(value)
         for key, value in state.items()

@@ -53,7 +53,6 @@ def _id_size(item: Any) -> int:
 
 
 def check_event_size(event_id: str, delta: Mapping[str, Any], size: int) -> None:
-    """Refuse an event, with its delta, over ``MAX_DOCUMENT_BYTES``."""
     if size > MAX_DOCUMENT_BYTES:
         raise _too_large(f"Event {quoted(event_id)} ({_largest_key(delta)})", size)
 

@@ -82,7 +82,6 @@ _BESIDE_STATE: Final = 4096
 
 
 def session_document(session: NewSession) -> Document:
-    """Build the document of a new session."""
     document = {
         "_id": session.key.id,
         "state": session.delta.session,
@@ -230,7 +229,6 @@ def decode_session_state(
 
 
 def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
-    """Decode the state that a document's fields hold."""
     return hooks.loaded_state(_readable(fields, owner), owner)
 
 
@@ -250,7 +248,6 @@ def encode_new_session(
     hooks: Hooks,
     details: Details = NO_DETAILS,
 ) -> NewSession:
-    """Encode a session with its initial state for storage."""
     flat = _json_state(_check_state(state))
     if hooks.is_missing:
         details = details.with_display_name(flat)
@@ -345,7 +342,6 @@ def _encode_event(
 
 
 def decode_event(stored: Document, hooks: Hooks) -> Event:
-    """Decode the event in a document of the events collection."""
     return built_event(event_fields(stored, hooks), stored["_id"])
 
 
@@ -370,7 +366,6 @@ def event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
 
 
 def built_event(fields: dict[str, Any], id_: Document) -> Event:
-    """Build the event with these fields, which was stored under an ``_id``."""
     try:
         return events.build_event(fields)
     except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types
@@ -383,7 +378,6 @@ def _unreadable(id_: Document) -> StorageError:
 
 
 def decode_log(log: Iterable[Document], begins: int, hooks: Hooks) -> Iterator[Event]:
-    """Decode the events of a log that begins after a revision."""
     for document in log:
         if not begins or document["_id"]["revision"] > begins:
             yield decode_event(document, hooks)
@@ -515,7 +509,6 @@ def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> boo
 
 
 def loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
-    """Undo the application's hook in a stored sub-document."""
     fields = hooks.loaded_event(bson_values.decode_value(event), Owner.of_session(key))
     return bson_values.encode_value(fields)
 
@@ -552,7 +545,6 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_scopes(values: dict[str, Any]) -> ScopedState:
-    """Sort encoded values of state into the documents of their scopes."""
     return ScopedState.split(values).mapped(bson_values.escape_keys)
 
 

@@ -174,7 +174,6 @@ def _dump(event: Event) -> tuple[dict[str, Any], bool]:
 
 
 def check_readable(fields: dict[str, Any]) -> None:
-    """Refuse the fields of an event that cannot be read."""
     try:
         Event.model_validate(fields)
     except ValidationError as error:

@@ -61,12 +61,10 @@ class Owner(NamedTuple):
 
     @classmethod
     def of_session(cls, key: SessionKey) -> Self:
-        """Return the owner for a session and what it shares, keys as ADK shows them."""
         return cls(key.app_name, key.user_id, session_id=key.session_id)
 
     @classmethod
     def of_shared(cls, app_name: str, user_id: str | None = None) -> Self:
-        """Return the owner for an app, or for one of its users."""
         prefix = State.APP_PREFIX if user_id is None else State.USER_PREFIX
         return cls(app_name, user_id, prefix)
 
@@ -78,7 +76,6 @@ class Owner(NamedTuple):
         return f"app {quoted(self.app_name)}"
 
     def subject(self, key: str) -> Subject:
-        """Describe one of its keys to a hook."""
         key = self.prefix + key
         is_apps = key.startswith(State.APP_PREFIX)
         return Subject(self.app_name, None if is_apps else self.user_id, key)
@@ -115,7 +112,6 @@ class _Change(NamedTuple):
         }
 
     def content(self, content: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """Change an event's content."""
         subject = Subject(owner.app_name, owner.user_id, None)
         changed = self.value(content, subject)
         if isinstance(changed, dict) and isinstance(changed.get("actions", {}), dict):
@@ -145,7 +141,6 @@ class Hooks:
         return self.before_store is not None and self.after_load is not None
 
     def check_hooks(self) -> None:
-        """Require plain functions."""
         hooks = {"before_store": self.before_store, "after_load": self.after_load}
         for name, hook in hooks.items():
             is_plain = callable(hook) and not inspect.iscoroutinefunction(hook)
@@ -153,7 +148,6 @@ class Hooks:
                 raise ConfigurationError(f"{name} must be a plain function.")
 
     def state_to_store(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """Apply ``before_store`` to state, or to a delta to it."""
         if self.before_store is None:
             return state
         storing = _Change(self.before_store, "before_store", InvalidInputError)

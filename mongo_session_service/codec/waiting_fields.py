@@ -57,7 +57,6 @@ def _seal(call: WaitingCall, owner: Owner, hooks: Hooks) -> Document:
 
 
 def decode_waiting(document: Mapping[str, Any], hooks: Hooks) -> WaitingCalls:
-    """Decode the waiting calls of a document."""
     try:
         id_ = document["_id"]
         calls = [

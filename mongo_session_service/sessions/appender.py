@@ -72,8 +72,6 @@ class Appended(NamedTuple):
 
 
 class Appender:
-    """Stores the events that are appended in one event loop."""
-
     def __init__(self, storage: Storage, reads: SessionReads, writer: Writer) -> None:
         self.storage, self.reads, self.writer = storage, reads, writer
         self.locks = WeakValueDictionary[SessionKey, asyncio.Lock]()
@@ -169,11 +167,9 @@ class _RebasingAppend:
 
     @property
     def _marker(self) -> Marker:
-        """The marker of what the caller's session shows."""
         return marker_of(self.session) or self.expected
 
     async def _read_in_time(self, read: Awaitable[Result]) -> Result:
-        """Await a read within the time limit of the append."""
         limit = self.appender.writer.write_timeout
         try:
             async with asyncio.timeout(

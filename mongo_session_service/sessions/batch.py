@@ -62,8 +62,6 @@ def is_one_document(write: Append | NewSession) -> bool:
 
 
 class BatchStore:
-    """Stores batches in a database."""
-
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
@@ -229,8 +227,6 @@ def batch_statements(
 
 
 class DocumentUpdate(NamedTuple):
-    """Change of one document."""
-
     filter: Document
     change: Document
 

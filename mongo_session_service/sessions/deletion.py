@@ -87,15 +87,12 @@ PLACE_ATTEMPTS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """The reservations of one fork or import."""
-
     holder_field: Literal["held_by", "claimed_by"]
     lifetime: float
     """Seconds until a reservation expires, unless it is renewed."""
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def new_document(self, storage: Storage, id_: Document) -> Document:
-        """Build a reservation of the session with this ``_id``."""
         expire_time = storage.clock.now() + self.lifetime
         return {"_id": id_, **self._fields(expire_time)}
 
@@ -120,8 +117,6 @@ class Reservations:
 
 
 class Removal(NamedTuple):
-    """The sessions and events that one step removed."""
-
     sessions: int
     events: int
     is_last: bool = False
@@ -147,12 +142,10 @@ def is_session(document: Document) -> bool:
 
 
 def tombstone_filter(id_: Document) -> Document:
-    """The filter for the tombstone of the session with this ``_id``."""
     return {"_id": id_, **queries.expired_filter(TOMBSTONE_TIME)}
 
 
 def _placeholder_filter(id_: Document) -> Document:
-    """The filter for the tombstone or the reservation with this ``_id``."""
     return {"_id": id_, "revision": {"$exists": False}}
 
 
@@ -451,8 +444,6 @@ async def _select_orphans(tx: Transaction, events: list[Document]) -> list[Docum
 
 @dataclass(frozen=True, slots=True)
 class PruneCriteria:
-    """The sessions that one call of ``prune`` removes."""
-
     app_name: str | None
     wanted: Document | None
     """The filter for idle or old sessions; None for those that have expired."""
@@ -463,7 +454,6 @@ class PruneCriteria:
 def prune_criteria(
     app_name: object, idle_for: object, created_before: object, now: float
 ) -> PruneCriteria:
-    """Check the arguments of ``prune``, at a time by the server's clock."""
     app = None if app_name is None else check_id("app_name", app_name)
     if idle_for is None and created_before is None:
         return PruneCriteria(app, None)

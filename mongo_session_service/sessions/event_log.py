@@ -75,7 +75,6 @@ class LogRange:
     """How many to read at once, at most; ``Limits.page_events`` by default."""
 
     def page_size(self, default: int) -> int:
-        """Return how many events to read at once."""
         most = self.page_events or default
         return most if self.limit is None or self.undone else min(most, self.limit)
 
@@ -221,8 +220,6 @@ def undone_parts(
 
 
 class LogAtRevision(NamedTuple):
-    """A session's log as of one of its revisions."""
-
     key: SessionKey
     begins: int
     """The revision after which it begins."""
@@ -231,7 +228,6 @@ class LogAtRevision(NamedTuple):
 
     @property
     def where(self) -> Document:
-        """The filter of its events."""
         return queries.events_until(self.key, self.until, self.begins)
 
 
@@ -303,7 +299,6 @@ async def _find_rewinds(storage: Storage, log: LogAtRevision) -> list[tuple[int,
 async def find_firsts(
     storage: Storage, log: LogAtRevision, invocation_ids: set[str]
 ) -> dict[str, int]:
-    """Find the revisions of invocations' first events."""
     if is_sealed(storage):
         firsts: dict[str, int] = {}
         async for revision, event in decode_log(storage, log):
@@ -336,7 +331,6 @@ def delta_of(event: Document) -> Document:
 
 
 def apply_deltas(initial: Document, deltas: Iterable[Document]) -> Document:
-    """Return a state after the deltas of a log."""
     state = {**initial}
     for delta in deltas:
         state |= delta
@@ -407,8 +401,6 @@ _DELTA: Final = ("event.actions.state_delta",)
 
 
 class SessionAtRevision(NamedTuple):
-    """A session as it was at a revision, and its initial state."""
-
     session: StoredSession
     initial: dict[str, Any]
 

@@ -116,8 +116,6 @@ async def _last_revision_before(
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A new session that begins with the events of another."""
-
     storage: Storage
     source: SessionKey
     target: SessionKey
@@ -128,7 +126,6 @@ class Fork:
 
     @property
     def reservation(self) -> Document:
-        """Return the filter for the target's reservation, as long as it is held."""
         return self.reservations.held_filter(self.target)
 
     async def reserve(self) -> None:
@@ -145,14 +142,12 @@ class Fork:
                 return
 
     async def renew(self) -> None:
-        """Hold the place for longer."""
         renewal = self.reservations.renewal_update(self.storage)
         update = Update("sessions", self.reservation, renewal)
         if await self.storage.commit(update) == [0]:
             await self._give_up(_LOST)
 
     async def copy_log(self) -> None:
-        """Copy all events, in steps."""
         after = log_begins(self.origin)
         step = self.storage.limits.fork_step
         while after < self.revision:
@@ -168,7 +163,6 @@ class Fork:
                 after = until
 
     async def copy_events(self, after: int, until: int) -> None:
-        """Copy the events of one step."""
         wanted = queries.events_until(self.source, until, after)
         if self.storage.is_mock:  # mongomock has no $merge
             (found,) = await self.storage.read(Query("events", wanted))
@@ -236,7 +230,6 @@ class Fork:
     async def store_session(
         self, document: Document, apart: list[DocumentUpdate]
     ) -> None:
-        """Replace the reservation with the session, if the source still exists."""
         storage, held = self.storage, self.reservation
         source = {
             "_id": self.source.id,

@@ -87,7 +87,6 @@ COUNT_STAGE: Final = {
 
 
 def count_pipeline(wanted: Document) -> list[Document]:
-    """The pipeline that counts sessions and their events."""
     return [{"$match": wanted}, COUNT_STAGE]
 
 
@@ -100,31 +99,26 @@ def announcement_id(id_: Document, what: str) -> Document:
 
 
 def all_sessions(app_name: str, user_id: str | None) -> Document:
-    """Every session of an app, or of one of its users."""
     if user_id is None:
         return _id_prefix_range({"app_name": app_name}, "user_id")
     return _id_prefix_range({"app_name": app_name, "user_id": user_id}, "session_id")
 
 
 def all_user_states(app_name: str, user_id: str | None) -> Document:
-    """The states of every user of an app, or of one."""
     if user_id is None:
         return _id_prefix_range({"app_name": app_name}, "user_id")
     return {"_id": user_state_id(app_name, user_id)}
 
 
 def all_events(key: SessionKey) -> Document:
-    """Every event of a session."""
     return _id_prefix_range(key.id, "revision")
 
 
 def partials_of_turn(key: SessionKey, epoch: int) -> Document:
-    """The partials of a turn."""
     return _id_prefix_range({**key.id, "epoch": epoch}, "n")
 
 
 def partials_of_session(key: SessionKey) -> Document:
-    """The partials of a session's turns."""
     return _id_prefix_range(key.id, "epoch")
 
 
@@ -135,12 +129,10 @@ def events_after(key: SessionKey, revision: int, before: int | None = None) -> D
 
 
 def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
-    """The events of a session up to a revision, after another."""
     return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}
 
 
 def events_of_user(app_name: str, user_id: str) -> Document:
-    """The events of a user's sessions."""
     return _id_prefix_range(user_state_id(app_name, user_id), "session_id")
 
 
@@ -159,7 +151,6 @@ def event_by_id(key: SessionKey, event_id: Any) -> Document:
 
 
 def user_state_id(app_name: str, user_id: str) -> Document:
-    """The ``_id`` of a user's state."""
     return {"app_name": app_name, "user_id": user_id}
 
 
@@ -176,12 +167,10 @@ def _id_prefix_range(prefix: Document, next_field: str) -> Document:
 
 
 def any_of(filters: Sequence[Document]) -> Document:
-    """The filter for documents that match at least one of some filters."""
     return filters[0] if len(filters) == 1 else {"$or": list(filters)}
 
 
 def session_queries(key: SessionKey) -> list[Query]:
-    """A session's document, and the state that it shares with others."""
     # By its _id alone, which the server needs no plan for: a tenth faster.
     session = Query("sessions", {"_id": key.id})
     return [session, *shared_state_queries(key.app_name, key.user_id)]

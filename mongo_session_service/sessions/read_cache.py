@@ -55,7 +55,6 @@ class CachedLog:
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
         return sum(map(len, self.blocks)) + len(self.last) + _BESIDE
 
 
@@ -112,7 +111,6 @@ class ReadCache:
                     self._remove_log(key)
 
     def clear(self) -> None:
-        """Forget everything."""
         with self._lock:
             self.drops += 1
             self._logs.clear()
@@ -176,7 +174,6 @@ def _dump_block(fields: list[dict[str, Any]]) -> bytes | None:
 
 
 def build_events(blocks: Iterable[bytes]) -> Iterator[Event]:
-    """Build the events of blocks one by one."""
     for block in blocks:
         # Twice as fast as the BSON that it was, and past the application's hook.
         yield from map(events.build_event, marshal.loads(block))  # noqa: S302

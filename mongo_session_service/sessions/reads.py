@@ -51,7 +51,6 @@ _KEYS_AT_ONCE: Final = 1000
 async def find_event_document(
     storage: Storage | Transaction, key: SessionKey, event_id: str
 ) -> Document | None:
-    """Find the event document of a session by the event's id."""
     return await storage.find_one(Query("events", queries.event_by_id(key, event_id)))
 
 
@@ -80,8 +79,6 @@ class SessionView(NamedTuple):
 
 
 class SessionReads:
-    """Reads of the sessions in a database."""
-
     def __init__(self, storage: Storage, cache: ReadCache | None = None) -> None:
         self._storage = storage
         self._cache = cache if storage.has_transactions else None
@@ -327,7 +324,6 @@ def _is_continued(
 
 
 def _drain(log: list[Encoded]) -> Iterator[Encoded]:
-    """Take the documents out of a list, the last first."""
     # To release the memory of thousands at once takes long.
     while log:
         yield log.pop()

@@ -73,8 +73,6 @@ _KEPT_ACTIONS: Final = (
 
 
 class LoggedPart(NamedTuple):
-    """The events of a session that are to be redacted."""
-
     key: SessionKey
     created: float
     """The session's creation time."""
@@ -383,7 +381,6 @@ async def _redact_values(
     revision: int,
     own: set[str],
 ) -> bool:
-    """Replace values of state, unless the session has moved on."""
     key = part.key
     shared = await _find_shared_keys(storage, part, tx)
     values = _encode_replacement(storage, Owner.of_session(key), own, replacement)
@@ -421,7 +418,6 @@ async def _redact_title(
 def _encode_replacement(
     storage: Storage, owner: Owner, names: set[str], replacement: str
 ) -> dict[str, Any]:
-    """Encode the replacement as the value of fields of state."""
     keys = map(bson_values.unescape_key, names)
     fields, _ = documents.encode_state(
         dict.fromkeys(keys, replacement), owner, storage.hooks
@@ -430,7 +426,6 @@ def _encode_replacement(
 
 
 def is_redacted(event: Event) -> bool:
-    """Tell whether an event's content was replaced before."""
     return REDACTED in (event.custom_metadata or {})
 
 

@@ -54,8 +54,6 @@ ORDERS: Final = ("create_time", "update_time")
 
 
 class PagePosition(NamedTuple):
-    """Position of a session in the order of a search."""
-
     time: float
     user_id: str
     session_id: str
@@ -63,15 +61,12 @@ class PagePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The checked arguments of a search."""
-
     filter: Document
     newest_first: bool
     order_by: str = "create_time"
 
     @property
     def bytes(self) -> bytes:
-        """Encode the search, equally for equal searches only."""
         order = {"order_by": self.order_by, "newest_first": self.newest_first}
         return bson.encode({"filter": self.filter, **order})
 
@@ -90,7 +85,6 @@ class Search:
 
     @property
     def order(self) -> dict[str, int]:
-        """The sort order of pages."""
         direction = -1 if self.newest_first else 1
         names = (self.order_by, "_id.user_id", "_id.session_id")
         return dict.fromkeys(names, direction)
@@ -103,7 +97,6 @@ class Search:
         *,
         with_state: bool,
     ) -> Query:
-        """The query for a page, which begins after a place, if given."""
         conditions = [
             self.filter,
             queries.visible_filter(now),
@@ -146,7 +139,6 @@ def new_search(
     order_by: object = "create_time",
     waiting: object = None,
 ) -> Search:
-    """Check the arguments of a search; None does not restrict it."""
     is_newest_first = check_flag("newest_first", newest_first)
     order = check_choice("order_by", order_by, ORDERS)
     if order != "create_time" and user_id is None:
@@ -187,7 +179,6 @@ def _has_title_part(part: str) -> Document:
 
 
 def check_limit(limit: object, name: str = "limit") -> int:
-    """Return a limit if a page may have so many sessions."""
     is_number = isinstance(limit, int) and not isinstance(limit, bool)
     if not is_number or not 1 <= limit <= MAX_LIMIT:  # type: ignore[operator]
         raise InvalidInputError(f"{name} must be a number from 1 to {MAX_LIMIT}.")
@@ -204,7 +195,6 @@ def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document
 
 
 def _check_state_key(key: object) -> str:
-    """A key of a session's own state."""
     if not isinstance(key, str):
         message = f"The keys of where must be strings, not {type(key).__name__}."
         raise InvalidInputError(message)
@@ -315,8 +305,6 @@ _TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
 
 
 class AppCount(NamedTuple):
-    """An app, and how many users and sessions it has."""
-
     app_name: str
     users: int
     """Users with sessions."""

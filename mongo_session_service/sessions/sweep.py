@@ -54,7 +54,6 @@ class SweepSchedule:
         return schedule
 
     def expect(self, seconds: float) -> None:
-        """Look in so many seconds at the latest."""
         if math.isfinite(self.interval):
             latest = time.monotonic() + min(max(seconds, 0.0), self.interval)
             self.due = min(self.due, latest)
@@ -65,7 +64,6 @@ class SweepSchedule:
         return max(self.due, self.rests_until) - time.monotonic()
 
     def begin_look(self) -> None:
-        """Plan the look after one that begins now."""
         self.due = time.monotonic() + self.interval
         self.rests_until = time.monotonic() + self.rest
 
@@ -84,18 +82,15 @@ class Sweep:
         self._task: asyncio.Task[None] | None = None
 
     def start_timer(self) -> None:
-        """Wait for the next look from now on; idempotent."""
         # In mongomock nobody follows changes, and prune removes what has expired.
         if self._timer is None and not self._storage.is_mock:
             self._set_timer()
 
     def expect(self, expire_time: object) -> None:
-        """Look when a session expires that was stored just now, if it does."""
         if isinstance(expire_time, int | float):
             self.sweep_within(expire_time - self._storage.clock.now())
 
     def sweep_within(self, seconds: float) -> None:
-        """Look in so many seconds at the latest."""
         before = self._schedule.due
         self._schedule.expect(seconds)
         if self._timer is not None and self._schedule.due < before:
@@ -103,7 +98,6 @@ class Sweep:
             self._set_timer()
 
     async def stop(self) -> None:
-        """End it, after the step under way."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -119,13 +119,11 @@ class TrimConstraints:
         self.until = self.older = self.begins
 
     async def read_log(self, storage: Storage, key: SessionKey, until: int) -> None:
-        """Read the log up to a revision, a page in memory at a time."""
         log = event_log.LogAtRevision(key, self.until, until)
         async for revision, event in event_log.decode_log(storage, log):
             self.add(revision, event)
 
     def add(self, revision: int, event: Event) -> None:
-        """Add the next event."""
         if self.older == self.until and event.timestamp < self.before_time:
             self.older = revision
         self.until = revision

@@ -107,7 +107,6 @@ async def waiting_after(
 async def waiting_after_batch(
     storage: Storage, planned: Iterable[PlannedWrite], tx: Transaction
 ) -> dict[tuple[SessionKey, int], Document]:
-    """Encode what waits after each append of a batch that changes it."""
     appends: dict[SessionKey, list[tuple[int, Append]]] = {}
     for each in planned:
         if isinstance(each.write, Append):

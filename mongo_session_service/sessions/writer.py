@@ -115,7 +115,6 @@ class _QueuedWrite(PlannedWrite):
             self.documents += (key[:2],)
 
     def answer_caller(self, outcome: Marker | BaseException | None) -> None:
-        """End the caller's wait."""
         self.outcome, self.is_done = outcome, True
         if not self.answer.done():
             self.answer.set_result(None)
@@ -147,12 +146,10 @@ class _WriteBuffer:
         self._admitted += 1
 
     def reserve(self, size: int) -> None:
-        """Take room for a write that is encoded."""
         self._count += 1
         self._size += size
 
     def release(self, queued: _QueuedWrite) -> None:
-        """Give back the room of a write that has ended."""
         self._count -= 1
         self._size -= queued.write.size
         if self._waiters and not self._admitted:
@@ -180,8 +177,6 @@ class _WriteBuffer:
 
 
 class Writer:
-    """The one writer of sessions and events in an event loop."""
-
     def __init__(self, connection: Connection, store: BatchStore) -> None:
         self._connection, self._store = connection, store
         self.buffer = _WriteBuffer(connection.limits)
@@ -265,7 +260,6 @@ class Writer:
                 return
 
     async def settled(self) -> None:
-        """Wait until nothing is queued or in flight."""
         while waiting := [*self._tasks, *(each.answer for each in self._queue)]:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
@@ -302,7 +296,6 @@ class Writer:
             self._start_soon()
 
     async def _write_next(self) -> None:
-        """Write one batch, while others leave its documents alone."""
         self._starting = None
         batch = self._next_batch()
         if not batch:
@@ -488,7 +481,6 @@ class Writer:
         return again
 
     def _end_late(self, writes: Iterable[_QueuedWrite]) -> list[_QueuedWrite]:
-        """End the writes that are late or cancelled; return the others."""
         now, kept = monotonic(), []
         for queued in writes:
             if queued.is_cancelled:
