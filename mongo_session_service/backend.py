@@ -32,7 +32,7 @@ from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import Writer
 from mongo_session_service.storage.clocks import LatestWrite, ServerClock
 from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.tasks import (
     SwallowedCancellation,
     background,
@@ -60,7 +60,7 @@ class Stage(IntEnum):
 class Backend:
     """Connection, store and writer of one event loop, and what else there is one of."""
 
-    connection: Connection
+    connection: Storage
     reads: SessionReads
     writer: Writer
     appender: Appender
@@ -176,10 +176,6 @@ class Backends:
         self._reset()
 
     @property
-    def owns_clients(self) -> bool:
-        return self._uri is not None
-
-    @property
     def limits(self) -> Limits:
         return self._settings.limits
 
@@ -245,7 +241,7 @@ class Backends:
         connection = (await self.ready_backend(Stage.OPENED)).connection
         await self._set_up(connection, builds=True)
 
-    async def _set_up(self, connection: Connection, *, builds: bool) -> None:
+    async def _set_up(self, connection: Storage, *, builds: bool) -> None:
         self._missing, is_to_be_built = await set_up(connection, builds=builds)
         self._is_checked = self._is_set_up = True
         for each in self.opened.copy().values():
@@ -268,7 +264,7 @@ class Backends:
                     if self._loop_of_client not in (None, loop):
                         raise ConfigurationError(FOREIGN_LOOP)
                     self._loop_of_client = loop
-            connection = Connection(
+            connection = Storage(
                 client,
                 database=self._settings.database,
                 prefix=self._settings.prefix,
@@ -311,13 +307,10 @@ class Backends:
         with self._lock:
             entries = self.opened.copy()
             self.opened.clear()
-        here = running_loop()
         for loop, entry in entries.items():
-            if loop.is_closed():
-                continue
-            if loop is here:
+            if loop is running_loop():
                 await _close_backend(entry)
-            else:
+            elif not loop.is_closed():
                 await _close_elsewhere(entry, loop)
 
 

@@ -23,7 +23,7 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.reads import SessionReads
 from mongo_session_service.storage import oplog
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.tasks import uninterrupted
 
 __all__ = ["remember"]
@@ -141,8 +141,8 @@ class _MemoryFeeder:
 class _SessionLog:
     """The event log of a session, as a memory service is to get it."""
 
-    def __init__(self, connection: Connection, key: SessionKey) -> None:
-        self._connection = connection
+    def __init__(self, storage: Storage, key: SessionKey) -> None:
+        self._storage = storage
         self.key = key
 
     async def due(self, revision: int, event: Event) -> list[Event]:
@@ -178,13 +178,13 @@ class _SessionLog:
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
-        as_of = await oplog.latest_time(self._connection, patient=True)
+        as_of = await oplog.latest_time(self._storage, patient=True)
         wanted = LogRange(
             before=revision + 1, newest_first=True, page_events=_EVENTS_PER_PAGE
         )
         is_first = True
         with suppress(SessionNotFoundError):
-            async for page in read_log(self._connection, self.key, wanted, as_of=as_of):
+            async for page in read_log(self._storage, self.key, wanted, as_of=as_of):
                 if is_first and not (page and page[0]["event"].get("id") == event.id):
                     return
                 is_first = False
@@ -195,14 +195,14 @@ class _SessionLog:
         """Yield all events with their revisions, if the session is stored."""
         wanted = LogRange(page_events=_EVENTS_PER_PAGE)
         with suppress(SessionNotFoundError):
-            async for page in read_log(self._connection, self.key, wanted):
+            async for page in read_log(self._storage, self.key, wanted):
                 for each in page:
                     yield each["_id"]["revision"], self._decoded(each)
 
     async def session(self, event: Event) -> Session | None:
         """Load the session with all its events; None if it is not stored any more."""
-        reads = SessionReads(self._connection)
-        stored = await self._connection.retry(reads.load_session, self.key)
+        reads = SessionReads(self._storage)
+        stored = await reads.load_session(self.key)
         if stored is None:
             return None
         session = to_session(stored)
@@ -213,7 +213,7 @@ class _SessionLog:
         return session
 
     def _decoded(self, document: Any) -> Event:
-        return documents.decode_event(document, self._connection.hooks)
+        return documents.decode_event(document, self._storage.hooks)
 
 
 def _is_user_message(event: Event) -> bool:
