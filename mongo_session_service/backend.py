@@ -220,12 +220,11 @@ class Backends:
             backend = self._open_backend(loop)
             if backend.keeper is not None:
                 await anext(backend.keeper)
-        connection = backend.connection
         async with backend.setup_lock:
             if stage is Stage.SET_UP and not self._is_set_up:
-                await self._set_up(connection, builds=False)
+                await self._set_up(backend.connection, builds=False)
             elif stage is Stage.CHECKED and not self._is_checked:
-                await check(connection)
+                await check(backend.connection)
                 self._is_checked = True
         if self._is_checked:
             backend.stage = Stage.SET_UP if self._is_set_up else Stage.CHECKED
@@ -277,7 +276,7 @@ class Backends:
             connection.has_event_index = EVENT_ONCE.name not in self._missing
             reads = SessionReads(connection, self._read_cache)
             writer = Writer(connection, BatchStore(connection))
-            entry = Backend(
+            self.opened[loop] = entry = Backend(
                 connection=connection,
                 reads=reads,
                 writer=writer,
@@ -286,7 +285,6 @@ class Backends:
                 keeper=keeper,
                 closers=closers,
             )
-            self.opened[loop] = entry
             return entry
 
     def forget(
