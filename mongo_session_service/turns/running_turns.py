@@ -256,10 +256,10 @@ class RunningTurn:
             self._writer.write_soon(self._partials)
 
     async def _run_agent(self) -> None:
-        arguments = self._run_arguments.copy()
+        arguments, key = self._run_arguments.copy(), self.turn.key
+        # An application's own runner may not have the argument.
         if "abort_signal" in signature(self._runner.run_async).parameters:
-            arguments.setdefault("abort_signal", self._aborts)  # since ADK 2.11
-        key = self.turn.key
+            arguments.setdefault("abort_signal", self._aborts)
         running = self._runner.run_async(
             user_id=key.user_id, session_id=key.session_id, **arguments
         )
