@@ -58,10 +58,6 @@ class Limits:
     """Seconds in which its task has to end then; later it can store nothing."""
     recovery_seconds: float = 1.0
     """Seconds between looks for abandoned turns."""
-    secondary_seconds: float = 5.0
-    """Seconds a secondary has for a read, before the primary is asked instead."""
-    only_secondary_seconds: float = 60.0
-    """Seconds it has where the primary must not be asked."""
     response_seconds: float = 10.0
     """Seconds in total that a late append waits for responses to function calls."""
     rebase_attempts: int = 100

@@ -1,10 +1,6 @@
 """Clocks: the server's time, a service's latest write, how long MongoDB has answered.
 
-The first tells what has expired, the last who may take over a lease that has. The
-latest write is causal consistency: a secondary may lag. So a service remembers the
-latest time of the deployment's logical clock that it has seen, in a write of its own or
-in a change it has received, and makes the secondary wait until it has reached that
-time.
+The first tells what has expired, the last who may take over a lease that has.
 """
 
 from __future__ import annotations
@@ -16,16 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
-from pymongo import ReadPreference
-
-from mongo_session_service.model.limits import Limits
-
-Clock: TypeAlias = Mapping[str, Any]
-"""A deployment's clock, as signed by a server."""
 
 _BREAK: Final = 1.5
 """Seconds without an answer after which MongoDB may have been away meanwhile."""
@@ -36,51 +26,23 @@ class LatestWrite:
 
     Right after an election a primary may not know yet that the write is committed, and
     would answer as of before it. The primary that has confirmed the write does know.
-
-    Servers exchange the time now and then, and clients carry it from one to the next.
-    But each event loop has a client of its own, and a server refuses to wait for a time
-    that it considers to be in the future.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._time = Timestamp(0, 0)
         self._primary: object = None
-        self._clock: Clock | None = None
 
-    def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
-        """Record a write: its time, the primary that took it, and the clock since."""
+    def advance(self, time: Timestamp, primary: object) -> None:
+        """Record a write: its time, and the primary that took it."""
         with self._lock:
             if self._time < time:
-                self._time, self._primary, self._clock = time, primary, clock
-
-    def require_in(self, session: Any) -> None:
-        """Make the next read in a client session wait until its server has it."""
-        with self._lock:
-            time, clock = self._time, self._clock
-        if clock is not None:
-            session.advance_cluster_time(clock)
-        if time.time > 0:
-            session.advance_operation_time(time)
+                self._time, self._primary = time, primary
 
     def is_included(self, time: Timestamp, primary: object) -> bool:
         """Tell whether a primary's answer as of ``time`` includes the write."""
         with self._lock:
             return time >= self._time or primary == self._primary
-
-
-class SecondaryReads:
-    """Read preference that lets other members than the primary answer."""
-
-    def __init__(self, preference: Any, limits: Limits) -> None:
-        self.preference = preference
-        self.is_strict = preference.mode == ReadPreference.SECONDARY.mode
-        """Whether the primary must not be asked instead."""
-        seconds = limits.secondary_seconds
-        if self.is_strict:
-            seconds = limits.only_secondary_seconds
-        self.limit_ms = round(1000 * seconds)
-        """Milliseconds a member has to catch up and to answer."""
 
 
 def _boot_time() -> float:

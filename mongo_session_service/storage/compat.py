@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-from pymongo import AsyncMongoClient, MongoClient, WriteConcern
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.errors import ConfigurationError
@@ -128,7 +128,13 @@ class Driver(Enum):
 
 
 def warn_of_unused_concerns(client: Any) -> None:
-    """Warn of a client's read and write concern that are not used."""
+    """Warn of a client's read preference and concerns that are not used."""
+    if client.read_preference != ReadPreference.PRIMARY:
+        logger.warning(
+            "The client's read preference (%s) is not used: the primary answers, since"
+            " another member may not have the latest write yet.",
+            client.read_preference.mongos_mode,
+        )
     if client.read_concern.level == "linearizable":
         logger.warning(
             "The client's read concern (linearizable) is not used: sessions are read"

@@ -7,15 +7,13 @@ differences end here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import pymongo
 from bson.codec_options import CodecOptions
-from bson.raw_bson import RawBSONDocument
-from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -27,12 +25,10 @@ from mongo_session_service.storage import compat, replies, retries
 from mongo_session_service.storage.clocks import (
     Contact,
     LatestWrite,
-    SecondaryReads,
     ServerClock,
 )
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.translation import LoginLostError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -67,11 +63,6 @@ class Database:
         self.contact = Contact(partial(self.driver.known_primary, client))
         self.prefix = prefix
         self.has_transactions = transactions
-        preference = client.read_preference
-        reads_elsewhere = transactions and preference != _PRIMARY
-        self.secondaries = (
-            SecondaryReads(preference, limits) if reads_elsewhere else None
-        )
         self.has_event_index = True
         self.database = (
             client.get_database(database)
@@ -110,19 +101,15 @@ class Database:
         """Translate the driver's errors raised in the block to this package's."""
         return retries.ErrorTranslation(self.client)
 
-    async def retry(
-        self,
-        function: Callable[Arguments, Awaitable[Result]],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
-        """Call a function that may run twice, again after failures; see ``retries``."""
-        return await retries.retry(self.client, function, *args, **kwargs)
-
     @property
     def is_mock(self) -> bool:
         """Tell whether the server is mongomock: in this process, without a clock."""
         return self.driver is Driver.MOCK
+
+    @property
+    def servers(self) -> list[str]:
+        """The servers that are connected, as ``host:port``."""
+        return sorted(f"{host}:{port}" for host, port in self.client.nodes)
 
     @property
     def is_sharded(self) -> bool:
@@ -152,25 +139,6 @@ class Database:
         """Seconds until a write is given up: ``timeoutMS``, or a minute."""
         longest = self.limits.write_seconds
         return min(self.client.options.timeout or longest, longest)
-
-    async def write_in_client_session(
-        self, write: Callable[[Any], Awaitable[Result]]
-    ) -> Result:
-        """Write one document in a client session."""
-
-        async def attempt() -> Result:
-            async with self.writing() as session:
-                return await write(session)
-
-        try:
-            return await retries.retry_soon(attempt)
-        except LoginLostError:
-            return await attempt()
-
-    @property
-    def servers(self) -> list[str]:
-        """The servers that are connected, as ``host:port``."""
-        return sorted(f"{host}:{port}" for host, port in self.client.nodes)
 
     async def ask_time(self) -> float:
         """Return the server's time, and set the service's clock by it."""
@@ -217,15 +185,7 @@ class Database:
         primary = self.driver.known_primary(self.client)
         async with self.client_session(kept) as session:
             yield session
-            self.latest.advance(session.operation_time, primary, session.cluster_time)
-
-    def note_read(self, time: Timestamp, session: Any) -> None:
-        """Record the time of what was read in a client session.
-
-        It must not be missing from a later read of another member.
-        """
-        if self.secondaries is not None:
-            self.latest.advance(time, None, session.cluster_time)
+            self.latest.advance(session.operation_time, primary)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
@@ -241,34 +201,6 @@ class Database:
                 # ids of some cursors are unknown: their replies were not awaited.
                 await uninterrupted(kill_client_session(session))
                 raise
-
-    async def run_read_command(
-        self, command: dict[str, Any], session: Any
-    ) -> RawBSONDocument:
-        """Run a read command on the primary; return the reply, still encoded."""
-        raw, to = replies.RAW, {"read_preference": _PRIMARY, "session": session}
-        reply: RawBSONDocument = await self.database.command(
-            command, codec_options=raw, **to
-        )
-        return reply
-
-    async def aggregate(
-        self, collection: Any, pipeline: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Run an aggregation that includes this service's latest write.
-
-        It is repeated soon if it is turned away.
-        """
-
-        async def attempt() -> list[dict[str, Any]]:
-            async with self.reading() as session:
-                self.latest.require_in(session)
-                options = {"session": session, "batchSize": self.limits.reply_documents}
-                return await self.driver.fetch_all(
-                    collection.aggregate(pipeline, **options)
-                )
-
-        return await retries.retry_soon(attempt)
 
 
 async def kill_client_session(

@@ -179,8 +179,7 @@ class Storage(Database):
             whole=whole,
             encoded=encoded,
         )
-        with self.contact.asking():
-            return await repeat(self.client, answering, Effect.READ, patient=patient)
+        return await repeat(self.client, answering, Effect.READ, patient=patient)
 
     async def find_one(self, query: Query, *, patient: bool = False) -> Document | None:
         """Read the first document that matches a query; None if there is none."""

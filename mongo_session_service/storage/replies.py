@@ -7,6 +7,7 @@ A small one is decoded as a whole, in two thirds of the time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from struct import Struct
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from mongo_session_service.model.records import Document
+from mongo_session_service.storage.cooperative import with_gc_paused
 
 Encoded = bytes | memoryview
 """A document that :func:`decode_documents` decodes."""
@@ -77,7 +79,9 @@ def decode_small_reply(reply: RawBSONDocument) -> Document | None:
     """Decode a small reply's cursor with its documents; None for a large one."""
     if len(reply.raw) > _SMALL:
         return None
-    found: Document = bson.decode(reply.raw, CODEC_OPTIONS)["cursor"]
+    found: Document = with_gc_paused(
+        lambda: bson.decode(reply.raw, CODEC_OPTIONS)["cursor"]
+    )
     return found
 
 
@@ -99,13 +103,16 @@ def encode_document(document: Document) -> bytes:
     return bson.encode(document, codec_options=CODEC_OPTIONS)
 
 
-def tag(name: str, number: int) -> bytes:
-    """Return how a document ends whose last field is this one."""
-    return b"\x10%b\0%b\0" % (name.encode(), _SIZE.pack(number))
+@cache
+def tags(name: str, count: int) -> list[bytes]:
+    """Return how documents end whose last field is a number below ``count``."""
+    return [
+        b"\x10%b\0%b\0" % (name.encode(), _SIZE.pack(number)) for number in range(count)
+    ]
 
 
-def without_tag(document: Encoded, tag: bytes) -> bytes:
+def without_tag(document: bytes, tag: bytes) -> bytes:
     """Remove the last field of an encoded document."""
     end = 1 - len(tag)
     size = _SIZE.pack(len(document) + end)
-    return size + bytes(document[_SIZE.size : end - 1]) + b"\0"
+    return size + document[_SIZE.size : end - 1] + b"\0"

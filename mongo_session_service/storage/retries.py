@@ -132,8 +132,9 @@ async def repeat(
     waiting = pauses() if patient else iter(REPEAT_PAUSES)
     while True:
         try:
-            # An attempt to write has a task of its own, which nobody cancels.
-            with SwallowedCancellation() if effect is Effect.READ else nullcontext():
+            # An attempt to write has a task of its own, which nobody cancels; and the
+            # call of the impatient ends soon, and looks then.
+            with SwallowedCancellation() if patient else nullcontext():
                 return await work()
         except PyMongoError as error:
             failure = await renew_after_logout(client, error)
@@ -177,48 +178,6 @@ def _translated(error: PyMongoError, effect: Effect, client: Any) -> Exception:
         except PyMongoError:
             pass
     return translate_error(error, client)
-
-
-async def retry(
-    client: Any,
-    function: Callable[Arguments, Awaitable[Result]],
-    *args: Arguments.args,
-    **kwargs: Arguments.kwargs,
-) -> Result:
-    """Call a function that may run twice, again after each transient error.
-
-    It is to hold no connection for longer than it takes. After ``RETRY_LIMIT`` seconds
-    it raises ``StorageUnavailableError``.
-    """
-    waiting = pauses()
-    while True:
-        try:
-            with SwallowedCancellation():
-                return await function(*args, **kwargs)
-        except PyMongoError as error:
-            if not is_transient(error):
-                raise
-            await renew_connections(client, error)
-            pause = next(waiting, None)
-            if pause is None:
-                raise gave_up_error(error, client) from None
-        await asyncio.sleep(pause)
-
-
-async def retry_soon(
-    function: Callable[Arguments, Awaitable[Result]],
-    *args: Arguments.args,
-    **kwargs: Arguments.kwargs,
-) -> Result:
-    """Call a function that may run twice, soon again if a server turns it away."""
-    for pause in REPEAT_PAUSES:
-        try:
-            return await function(*args, **kwargs)
-        except PyMongoError as error:
-            if not is_turned_away(error):
-                raise
-        await asyncio.sleep(pause)
-    return await function(*args, **kwargs)
 
 
 def pauses() -> Iterator[float]:

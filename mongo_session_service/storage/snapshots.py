@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
-from pymongo import errors
-from pymongo.read_concern import ReadConcern
+from pymongo import ReadPreference, errors
 
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage import replies
-from mongo_session_service.storage.clocks import SecondaryReads
-from mongo_session_service.storage.cooperative import in_slices, with_gc_paused
-from mongo_session_service.storage.database import Database, kill_client_session
+from mongo_session_service.storage.cooperative import in_slices
+from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.replies import Encoded
-from mongo_session_service.storage.retries import REPEAT_PAUSES, is_transient
 from mongo_session_service.storage.statements import ForgottenError, Query
-from mongo_session_service.storage.tasks import uninterrupted
 
 _RETRY: Final = 0.02  # seconds
-_SNAPSHOT: Final = ReadConcern("snapshot")
 _FORGOTTEN: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 NO_TIME: Final = Timestamp(0, 0)
 
 
-__all__ = ["Query"]
 _TAG: Final = "%query"
 """Field that tells of which query a document is, of all queries but the last."""
 
@@ -48,29 +41,6 @@ class Answer:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return iter(self.lists)
-
-
-class Snapshot(NamedTuple):
-    """Documents as of one point in time."""
-
-    encoded: list[Encoded]
-    """Each of them, or the reply that holds all; empty without transactions."""
-    as_of: Timestamp
-    """The point in time; :data:`NO_TIME` without transactions."""
-    is_whole: bool = True
-    """Whether these are all, and not those of the first reply alone."""
-    few: list[Document] | None = None
-    """The documents, if they were decoded already, since they are few."""
-
-    def decoded(self) -> Iterable[Document]:
-        """Decode the documents, each when it is asked for."""
-        if self.few is not None:
-            return self.few
-        return replies.decode_documents(self.encoded)
-
-    async def documents(self) -> list[Document]:
-        """Decode the documents, in slices."""
-        return await in_slices(self.decoded())
 
 
 def query_stages(connection: Database, query: Query) -> list[Document]:
@@ -110,7 +80,7 @@ async def find_documents(
 
 
 async def answer_queries(
-    connection: Database,
+    database: Database,
     queries: Sequence[Query],
     *,
     as_of: Timestamp | None = None,
@@ -119,42 +89,87 @@ async def answer_queries(
     encoded: bool = False,
 ) -> Answer:
     """Run queries as of one time; see ``Storage.read``."""
-    if not connection.has_transactions:
-        lists: list[list[Any]] = [
-            await find_documents(connection, each) for each in queries
-        ]
-        if encoded:
-            lists = [[*map(replies.encode_document, each)] for each in lists]
-        return Answer(lists, NO_TIME)
-    collection = connection.collection(queries[0].collection)
-    pipeline = _tagged_stages(connection, queries)
-    while True:
-        try:
-            found = await _read_primary(
-                connection,
-                collection,
-                pipeline,
-                as_of=as_of,
-                whole=whole,
-                encoded=encoded,
-            )
-        except errors.OperationFailure as error:
-            if as_of is None or error.code not in _FORGOTTEN:
-                raise
-            raise ForgottenError from None
-        if as_of is not None or _is_current(connection, found.as_of, not_before):
-            break
-        # Right after an election a new primary may not know yet that the latest write
-        # is committed.
-        await asyncio.sleep(_RETRY)
-    if found.few is not None:
-        lists = _split_decoded(found.few, len(queries))
+    if not database.has_transactions:
+        return await _find_each(database, queries, encoded=encoded)
+    name = database.prefix + queries[0].collection
+    # By commands: cursors can neither ask for a point in time nor report it.
+    command: Document = {
+        "aggregate": name,
+        "pipeline": _tagged_stages(database, queries),
+        "cursor": {"batchSize": database.limits.reply_documents},
+        "readConcern": {"level": "snapshot"},
+    }
+    if as_of is not None:
+        command["readConcern"]["atClusterTime"] = as_of
+    async with database.reading() as session:
+        while True:
+            with database.contact.asking():
+                reply = await _run(database, command, session)
+            few = None if encoded else replies.decode_small_reply(reply)
+            if few is not None and not few["id"]:
+                raw, left, read_at = [bytes(reply.raw)], 0, few["atClusterTime"]
+            else:
+                few = None
+                raw, cursor = replies.split_reply(reply, "firstBatch")
+                left, read_at = cursor["id"], cursor["atClusterTime"]
+                while whole and left:
+                    # No more than in the first reply: one is split without a pause.
+                    size = database.limits.reply_documents
+                    more = {"getMore": left, "collection": name, "batchSize": size}
+                    reply = await _run(database, more, session)
+                    documents, cursor = replies.split_reply(reply, "nextBatch")
+                    raw, left = raw + documents, cursor["id"]
+                if left:
+                    rest = {"killCursors": name, "cursors": [left]}
+                    await _run(database, rest, session)
+            if as_of is not None or _is_current(database, read_at, not_before):
+                break
+            # Right after an election a new primary may not know yet that the latest
+            # write is committed.
+            await asyncio.sleep(_RETRY)
+    lists: list[list[Any]]
+    if few is not None:
+        lists = _split_decoded(few["firstBatch"], len(queries))
     else:
-        lists = _split_encoded(found.encoded, len(queries))
+        lists = _split_encoded(raw, len(queries))
         if not encoded:
             decoding = [replies.decode_documents(each) for each in lists]
             lists = [await in_slices(each) for each in decoding]
-    return Answer(lists, found.as_of, found.is_whole, found.encoded)
+    return Answer(lists, read_at, not left, raw)
+
+
+async def _find_each(
+    database: Database, queries: Sequence[Query], *, encoded: bool
+) -> Answer:
+    lists: list[list[Any]] = [await find_documents(database, each) for each in queries]
+    if encoded:
+        lists = [[*map(replies.encode_document, each)] for each in lists]
+    return Answer(lists, NO_TIME)
+
+
+async def _run(database: Database, command: Document, session: Any) -> RawBSONDocument:
+    """Run a command on the primary; return the reply, still encoded."""
+    try:
+        reply: RawBSONDocument = await database.database.command(
+            command,
+            codec_options=replies.RAW,
+            read_preference=ReadPreference.PRIMARY,
+            session=session,
+        )
+    except errors.OperationFailure as error:
+        is_past = "atClusterTime" in command.get("readConcern", ())
+        if not is_past or error.code not in _FORGOTTEN:
+            raise
+        raise ForgottenError from None
+    return reply
+
+
+def _is_current(
+    database: Database, as_of: Timestamp, not_before: Timestamp | None
+) -> bool:
+    if not_before is not None and as_of < not_before:
+        return False
+    return database.latest.is_included(as_of, database.known_primary())
 
 
 def _tagged_stages(connection: Database, queries: Sequence[Query]) -> list[Document]:
@@ -184,176 +199,13 @@ def _split_decoded(documents: list[Document], count: int) -> list[list[Document]
     return lists
 
 
-def _split_encoded(documents: list[Encoded], count: int) -> list[list[Any]]:
+def _split_encoded(documents: list[bytes], count: int) -> list[list[Any]]:
     lists: list[list[Any]] = []
     begin = 0
-    for number in range(count - 1):
-        end, tag = begin, replies.tag(_TAG, number)
-        while end < len(documents) and bytes(documents[end]).endswith(tag):
-            end += 1
-        own = (replies.without_tag(each, tag) for each in documents[begin:end])
-        lists.append([*own])
-        begin = end
+    for tag in replies.tags(_TAG, count - 1):
+        own = []
+        while begin < len(documents) and documents[begin].endswith(tag):
+            own.append(replies.without_tag(documents[begin], tag))
+            begin += 1
+        lists.append(own)
     return [*lists, documents[begin:] if begin else documents]
-
-
-async def load_documents(
-    connection: Database,
-    *several: Query,
-    anywhere: bool = False,
-    as_of: Timestamp | None = None,
-) -> list[Document]:
-    """Run queries as one snapshot read, and decode the documents."""
-    found = await read_snapshot(connection, *several, anywhere=anywhere, as_of=as_of)
-    return await found.documents()
-
-
-async def read_snapshot(
-    connection: Database,
-    *several: Query,
-    anywhere: bool = False,
-    as_of: Timestamp | None = None,
-    not_before: Timestamp | None = None,
-    whole: bool = True,
-    encoded: bool = False,
-) -> Snapshot:
-    """Run queries as of one time; return their documents in the queries' order.
-
-    That is ``as_of``, which may not be long past. By default it is neither before the
-    latest write of this service, nor before ``not_before``. With ``anywhere``,
-    the member that the client prefers is read in place of the primary, if it catches up
-    in time. Without ``whole``, the first reply is enough. If ``encoded``, few documents
-    are left encoded, too. Without transactions these are one query after
-    another.
-    """
-    if not connection.has_transactions:
-        each_found = [await find_documents(connection, each) for each in several]
-        return Snapshot([], NO_TIME, few=[*chain.from_iterable(each_found)])
-    collection = getattr(connection, several[0].collection)
-    pipeline = _joined_stages(connection, several)
-    preferred = connection.secondaries if anywhere else None
-    pauses = iter(REPEAT_PAUSES)
-    while True:
-        try:
-            if preferred is not None:
-                return await _read_secondary(
-                    connection, preferred, collection, pipeline
-                )
-            found = await _read_primary(
-                connection,
-                collection,
-                pipeline,
-                as_of=as_of,
-                whole=whole,
-                encoded=encoded,
-            )
-        except errors.PyMongoError as error:
-            is_late = isinstance(error, errors.ExecutionTimeout)
-            if is_late and preferred is not None and not preferred.is_strict:
-                preferred = None
-                continue
-            # Where no server was found, the driver has waited already.
-            has_waited = isinstance(error, errors.ServerSelectionTimeoutError)
-            pause = next(pauses, None)
-            if pause is None or has_waited or not is_transient(error):
-                raise
-            await asyncio.sleep(pause)
-        else:
-            if as_of is not None or _is_current(connection, found.as_of, not_before):
-                return found
-            # Right after an election a new primary may not know yet that the latest
-            # write is committed.
-            await asyncio.sleep(_RETRY)
-
-
-def _joined_stages(connection: Database, several: Sequence[Query]) -> list[Document]:
-    stages = query_stages(connection, several[0])
-    for each in several[1:]:
-        name = getattr(connection, each.collection).name
-        union = {"coll": name, "pipeline": query_stages(connection, each)}
-        stages.append({"$unionWith": union})
-    return stages
-
-
-def _is_current(
-    connection: Database, as_of: Timestamp, not_before: Timestamp | None
-) -> bool:
-    primary = connection.driver.known_primary(connection.client)
-    is_late_enough = not_before is None or as_of >= not_before
-    return is_late_enough and connection.latest.is_included(as_of, primary)
-
-
-async def _read_primary(
-    connection: Database,
-    collection: Any,
-    pipeline: list[dict[str, Any]],
-    *,
-    as_of: Timestamp | None,
-    whole: bool,
-    encoded: bool,
-) -> Snapshot:
-    # By commands: cursors can neither ask for a point in time nor report it.
-    size = connection.limits.reply_documents
-    concern = _SNAPSHOT.document | ({} if as_of is None else {"atClusterTime": as_of})
-    command = {
-        "aggregate": collection.name,
-        "pipeline": pipeline,
-        "cursor": {"batchSize": size},
-        "readConcern": concern,
-    }
-    async with connection.reading() as session:
-        reply = await connection.run_read_command(command, session)
-        small = None
-        if not encoded:
-            small = with_gc_paused(partial(replies.decode_small_reply, reply))
-        if small is not None and not small["id"]:
-            few = small["firstBatch"]
-            found = Snapshot([reply.raw], small["atClusterTime"], few=few)
-        else:
-            documents, cursor = replies.split_reply(reply, "firstBatch")
-            encodings: list[Encoded] = [*documents]
-            read_at = cursor["atClusterTime"]
-            while whole and cursor["id"]:
-                # No more than in the first reply: one is split without a pause.
-                more = {"getMore": cursor["id"], "collection": collection.name}
-                reply = await connection.run_read_command(
-                    more | {"batchSize": size}, session
-                )
-                documents, cursor = replies.split_reply(reply, "nextBatch")
-                encodings += documents
-            if left := cursor["id"]:
-                rest = {"killCursors": collection.name, "cursors": [left]}
-                await connection.run_read_command(rest, session)
-            found = Snapshot(encodings, read_at, is_whole=not left)
-        connection.note_read(found.as_of, session)
-        return found
-
-
-async def _read_secondary(
-    connection: Database,
-    secondaries: SecondaryReads,
-    collection: Any,
-    pipeline: list[dict[str, Any]],
-) -> Snapshot:
-    """Read a member that the client prefers, unless it does not catch up in time."""
-    collection = collection.with_options(
-        codec_options=replies.RAW,
-        read_preference=secondaries.preference,
-        read_concern=_SNAPSHOT,
-    )
-    async with connection.client_session() as session:
-        connection.latest.require_in(session)
-        aggregate = collection.aggregate(
-            pipeline,
-            session=session,
-            batchSize=connection.limits.reply_documents,
-            maxTimeMS=secondaries.limit_ms,
-        )
-        try:
-            results: list[Any] = await connection.driver.fetch_all(aggregate)
-        except asyncio.CancelledError:
-            # Where several members may be read, this may reach another one.
-            await uninterrupted(kill_client_session(session, secondaries.preference))
-            raise
-        connection.note_read(session.operation_time, session)
-        return Snapshot([each.raw for each in results], session.operation_time)

@@ -132,8 +132,6 @@ class Stream:
             # A change that was read but not returned is read again.
             await self.close_cursor()
             raise
-        if change:
-            self._database.note_read(change["clusterTime"], self._session)
         age = time.time() - change["clusterTime"].time if change else 0
         self._is_level = age < _RECENT
         token = change["_id"] if change else self._change_stream.resume_token

@@ -33,7 +33,6 @@ from mongo_session_service.storage.database import (
     Database,
     kill_client_session,
 )
-from mongo_session_service.storage.retries import retry_soon
 from mongo_session_service.storage.snapshots import find_documents
 from mongo_session_service.storage.statements import (
     Delete,
@@ -72,39 +71,6 @@ class _WriteConflictError(OperationFailure):
         self.collection = collection
 
 
-async def run_transaction(
-    connection: Database,
-    work: Callable[[Txn], Awaitable[Result]],
-    *,
-    limit: float | None = None,
-    attempts: int | None = None,
-    session: Any = None,
-) -> Result:
-    """Run ``work`` as one transaction, majority-committed when this returns.
-
-    The driver retries it on transient errors, so ``work`` must compute everything
-    afresh. It is given up after ``limit`` seconds, by default the connection's
-    write timeout. Of write conflicts it meets ``attempts`` at most, and raises
-    ``LockedError`` at the last; by default the driver retries until the time is over.
-    It uses the given client session, or one of its own. Without transactions it runs
-    once, statement by statement.
-    """
-    if not connection.has_transactions:
-        return await work(None)
-
-    async def attempt() -> Result:
-        return await run_committed(
-            connection,
-            lambda tx: work(tx.client_session),
-            limit,
-            attempts,
-            given=session,
-        )
-
-    # What it raises was a commit's, if it was turned away: nothing is done.
-    return await retry_soon(attempt)
-
-
 async def run_committed(
     database: Database,
     work: Callable[[Transaction], Awaitable[Result]],
@@ -112,9 +78,10 @@ async def run_committed(
     attempts: int | None = None,
     *,
     kept: ClientSessions | None = None,
-    given: Any = None,
 ) -> Result:
     """Run ``work`` as one transaction, which the driver tries again and again.
+
+    ``work`` computes everything afresh each time.
 
     It is given up after ``limit`` seconds, by default ``write_timeout``. Of write
     conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the last.
@@ -123,7 +90,7 @@ async def run_committed(
     attempt = _Attempt(database, work, attempts)
     primary = database.known_primary()
     async with (
-        kept.borrow() if kept else nullcontext(given) as lent,
+        kept.borrow() if kept else nullcontext() as lent,
         nullcontext(lent) if lent else await database.start_session() as session,
     ):
         try:
@@ -141,9 +108,6 @@ async def run_committed(
                         read_preference=ReadPreference.PRIMARY,
                     )
             except Exception as error:
-                if session.operation_time:
-                    # The next read has to include what the transaction failed for.
-                    database.note_read(session.operation_time, session)
                 if isinstance(error, PyMongoError):
                     is_late = timer.expired()
                     raise await attempt.end(session, error, is_late=is_late) from None
@@ -158,7 +122,7 @@ async def run_committed(
         except asyncio.CancelledError:
             await uninterrupted(_start_later_transaction(database, session))
             raise
-        database.latest.advance(session.operation_time, primary, session.cluster_time)
+        database.latest.advance(session.operation_time, primary)
     return result
 
 
@@ -227,16 +191,6 @@ class _Attempt(Generic[Result]):
         if self.is_done and (is_retry or isinstance(error, TimeLimitError)):
             return PyMongoError(str(error), [_UNKNOWN])
         return error
-
-
-async def run_write(connection: Database, command: dict[str, Any], txn: Txn) -> int:
-    """Run an ``insert`` or ``update`` in a transaction; return the ``n`` of its reply.
-
-    A document that is refused raises ``WriteError``; for its key,
-    ``DuplicateKeyError``.
-    """
-    (count,) = await Transaction(connection, txn).execute([_Command(command, [], None)])
-    return count
 
 
 def is_repeated(error: Exception) -> bool:

@@ -52,6 +52,8 @@ class Commands(CommandListener):
         ("wtimeoutMS=50&w=majority", {"w": "majority"}, "wtimeout=50"),
         ("readConcernLevel=linearizable", {"w": "majority"}, "linearizable"),
         ("readConcernLevel=local", {"w": "majority"}, None),
+        ("readPreference=primary", {"w": "majority"}, None),
+        ("readPreference=nearest", {"w": "majority"}, "nearest"),
     ],
 )
 async def test_what_is_stored_is_a_majoritys(

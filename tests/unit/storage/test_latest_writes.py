@@ -17,7 +17,7 @@ def test_nothing_is_missing_before_the_first_write() -> None:
 def test_only_another_primary_may_lack_a_write() -> None:
     """The primary that has confirmed a write shows it; another may need to catch up."""
     latest = LatestWrite()
-    latest.advance(LATER, "first", None)
+    latest.advance(LATER, "first")
 
     assert latest.is_included(EARLIER, "first")
     assert not latest.is_included(EARLIER, "second")
@@ -27,7 +27,7 @@ def test_only_another_primary_may_lack_a_write() -> None:
 def test_it_is_the_latest_of_all() -> None:
     """An earlier write, noted late by another thread, takes nothing back."""
     latest = LatestWrite()
-    latest.advance(LATER, "second", None)
-    latest.advance(EARLIER, "first", None)
+    latest.advance(LATER, "second")
+    latest.advance(EARLIER, "first")
 
     assert not latest.is_included(EARLIER, "first")

@@ -10,7 +10,7 @@ from pymongo.errors import AutoReconnect
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
-from mongo_session_service.storage.retries import is_transient, retry
+from mongo_session_service.storage.retries import Effect, is_transient, repeat
 from mongo_session_service.storage.tasks import backoff
 from mongo_session_service.storage.translation import translate_error
 
@@ -48,7 +48,9 @@ async def test_a_failure_does_not_hide_a_cancellation() -> None:
         raise AutoReconnect
 
     async with AsyncMongoClient(connect=False) as client:
-        retrying = asyncio.create_task(retry(client, swallow_and_fail))
+        retrying = asyncio.create_task(
+            repeat(client, swallow_and_fail, Effect.READ, patient=True)
+        )
         await is_called.wait()
         retrying.cancel()
         await asyncio.wait([retrying], timeout=5)
