@@ -58,7 +58,7 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class Backend:
-    """Connection, store and writer of one event loop, and what else there is one of."""
+    """Reads, writer and storage of one event loop, and what else there is one of."""
 
     connection: Storage
     reads: SessionReads

@@ -35,7 +35,7 @@ from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, Marker, NewSession, PlannedWrite
 from mongo_session_service.sessions.batch import BatchStore, is_one_document
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import LockedError, RefusedError
 from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
 
@@ -177,7 +177,7 @@ class _WriteBuffer:
 
 
 class Writer:
-    def __init__(self, connection: Connection, store: BatchStore) -> None:
+    def __init__(self, connection: Storage, store: BatchStore) -> None:
         self._connection, self._store = connection, store
         self.buffer = _WriteBuffer(connection.limits)
         self._most = MAX_WRITES if connection.has_transactions else 1

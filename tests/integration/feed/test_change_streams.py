@@ -18,7 +18,7 @@ from mongo_session_service.changes import decoder
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.service import backends_of
 from mongo_session_service.storage import oplog
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.stream import Stream
 
 SILENCE = 0.4
@@ -29,19 +29,19 @@ pytestmark = pytest.mark.limits(**QUICK)
 
 
 @pytest.fixture
-async def connection(victim: MongoSessionService) -> Connection:
+async def connection(victim: MongoSessionService) -> Storage:
     """Of a service with a session."""
     await victim.create_session(**SESSION)
     async with backends_of(victim).in_call() as opened:
         return opened.connection
 
 
-def opened_at(connection: Connection, at: Timestamp) -> Stream:
+def opened_at(connection: Storage, at: Timestamp) -> Stream:
     return decoder.follow(connection, decoder.pipeline(connection), at)
 
 
 async def test_a_long_search_in_the_oplog_is_waited_for(
-    connection: Connection, admin: MongoClient
+    connection: Storage, admin: MongoClient
 ) -> None:
     """A server that takes long to find an old point is not asked again and again."""
     changes = opened_at(connection, await oplog.latest_time(connection))
@@ -57,7 +57,7 @@ async def test_a_long_search_in_the_oplog_is_waited_for(
 
 
 async def test_a_silent_server_is_given_up(
-    victim: MongoSessionService, connection: Connection, admin: MongoClient
+    victim: MongoSessionService, connection: Storage, admin: MongoClient
 ) -> None:
     """Once a stream has caught up, a reply that does not come is not waited for."""
     changes = opened_at(connection, await oplog.latest_time(connection))

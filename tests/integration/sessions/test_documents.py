@@ -14,14 +14,14 @@ from pymongo import MongoClient
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.snapshots import query_stages
 
 KEY = SessionKey("my_app", "user-1", "s")
 
 
 class Place(SimpleNamespace):
-    routed = Connection.routed
+    routed = Storage.routed
 
 
 REPLICA_SET, BEHIND_MONGOS = Place(is_sharded=False), Place(is_sharded=True)

@@ -16,7 +16,7 @@ from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import Lease, LeaseRenewer
 from mongo_session_service.turns import waiting_line
 from mongo_session_service.turns.turn import requested_stops
@@ -226,7 +226,7 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
     assert not caplog.records
 
 
-async def renewed(connection: Connection, count: int) -> None:
+async def renewed(connection: Storage, count: int) -> None:
     """Return when so many waiters have renewed their tickets."""
     fresh = {"renewed_at": {"$gt": LONG_AGO}}
     async with asyncio.timeout(60):

@@ -19,7 +19,7 @@ from mongo_session_service.admin.privileges import (
     script,
 )
 from mongo_session_service.cli.server_commands import grants
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 
 FIND = Privilege("find", "db", "events")
 NODE = Path(playwright.__file__).parent / "driver" / "node"
@@ -60,7 +60,7 @@ def test_a_privilege_is_held_on_more_than_its_collection(
 def test_every_collection_of_the_service_is_granted() -> None:
     """No collection of a connection is left out of the role."""
     client: AsyncMongoClient[Any] = AsyncMongoClient(connect=False)
-    connection = Connection(client, database="db", prefix="p_", transactions=True)
+    connection = Storage(client, database="db", prefix="p_", transactions=True)
     own = {
         value.name
         for value in vars(connection).values()

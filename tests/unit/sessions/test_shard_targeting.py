@@ -12,7 +12,7 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.connection import Connection
+from mongo_session_service.storage.kernel import Storage
 
 KEY = SessionKey("app", "ada", "s")
 OTHER = KEY._replace(session_id="t")
@@ -49,8 +49,8 @@ def test_a_mongos_gets_the_fields_that_a_range_has_in_common(
     """It sees the shard of a user's documents; a replica set gets the filter alone."""
     behind, alone = (SimpleNamespace(is_sharded=it) for it in (True, False))
 
-    assert Connection.routed(behind, filter_) == {**filter_, **added}
-    assert Connection.routed(alone, filter_) is filter_
+    assert Storage.routed(behind, filter_) == {**filter_, **added}
+    assert Storage.routed(alone, filter_) is filter_
 
 
 def test_unique_indexes_begin_with_the_shard_key() -> None:
