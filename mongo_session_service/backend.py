@@ -26,8 +26,7 @@ from mongo_session_service.schema.indexes import EVENT_ONCE
 from mongo_session_service.schema.setup import check, set_up
 from mongo_session_service.sessions.appender import Appender
 from mongo_session_service.sessions.batch import BatchStore
-from mongo_session_service.sessions.read_cache import ReadCache
-from mongo_session_service.sessions.reads import SessionReads
+from mongo_session_service.sessions.reads import ReadCache, SessionReads
 from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import Writer
 from mongo_session_service.storage.clocks import LatestWrite, ServerClock

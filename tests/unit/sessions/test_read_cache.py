@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import read_cache
-from mongo_session_service.sessions.read_cache import CachedLog, ReadCache
+from mongo_session_service.sessions import reads
+from mongo_session_service.sessions.reads import CachedLog, ReadCache
 
 LOG = CachedLog(
     create_time=1.0,
@@ -97,10 +97,10 @@ async def test_a_read_that_a_delete_has_overtaken_is_not_kept() -> None:
 async def test_what_is_idle_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was read meanwhile stays."""
     now = 1000.0
-    monkeypatch.setattr(read_cache, "monotonic", lambda: now)
+    monkeypatch.setattr(reads, "monotonic", lambda: now)
     cache = ReadCache(10 * LOG.size)
     keep(cache, ADA, BOB)
-    now += read_cache.IDLE - 1
+    now += reads.IDLE - 1
     cache.get(ADA)
     now += 2
 
@@ -115,12 +115,12 @@ async def test_a_log_is_read_anew_after_some_minutes(
 ) -> None:
     """However often it is read meanwhile, since it may have been edited."""
     now = 1000.0
-    monkeypatch.setattr(read_cache, "monotonic", lambda: now)
+    monkeypatch.setattr(reads, "monotonic", lambda: now)
     cache = ReadCache(LOG.size)
     cache.put(ADA, replace(LOG, read_at=now), cache.drops)
 
     for _ in range(4):
-        now += read_cache.LIFETIME / 4
+        now += reads.LIFETIME / 4
         assert cache.get(ADA)
     now += 1
 
