@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from typing import Final, Self
 
 from bson.timestamp import Timestamp
@@ -21,9 +21,8 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.feed.feed import Feeds, Inbox
-from mongo_session_service.feed.view import View, appended_changes, load_view
-from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import event_log
+from mongo_session_service.feed.view import View, load_view
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage import oplog
 from mongo_session_service.storage.snapshots import NO_TIME
 
@@ -180,21 +179,6 @@ class SessionSubscription(Subscription):
     def last_revision(self) -> int | None:
         """The session's revision as delivered so far; None before the first change."""
         return self._revision
-
-    async def earlier(self, before_revision: int) -> AsyncGenerator[list[Change]]:
-        """Yield the session's events before a revision in pages, the latest first."""
-        wanted = event_log.LogRange(before=before_revision, newest_first=True)
-        pages: AsyncGenerator[list[Document]] | None = None
-        while True:
-            async with self._feeds.backends.in_call() as backend:
-                connection, created = backend.connection, self._create_time
-                pages = pages or event_log.read_log(
-                    connection, self._key, wanted, created=created
-                )
-                page = await anext(pages, None)
-            if page is None:
-                return
-            yield [*appended_changes(self._key, page, connection.hooks)]
 
     @property
     def is_following(self) -> bool:

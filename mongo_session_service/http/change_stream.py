@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
@@ -194,22 +193,6 @@ async def session_frames(
         if not subscription.is_following:
             share.give_back()
             await share.take()
-
-
-async def earlier_events(pages: AsyncGenerator[list[Change]], share: Share) -> Frames:
-    """Read the events of a session before a revision, the latest first."""
-    with suppress(SessionNotFoundError):  # its content has ``deleted``
-        await share.take()
-        async for changes in pages:
-            frames, pace = [], Pace()
-            for each in changes:
-                frames.append(Frame("earlier", each.json_text))
-                await pace.yield_to_loop()
-            yield frames
-            share.give_back()
-            await share.take()
-        share.give_back()
-        yield [Frame("beginning", "{}")]
 
 
 async def outlines(

@@ -48,7 +48,6 @@ from mongo_session_service.http.change_stream import (
     Frames,
     Share,
     StreamPlace,
-    earlier_events,
     outlines,
     session_frames,
 )
@@ -209,16 +208,12 @@ class StreamStart(StreamQuery):
 
     after_revision: Revision | None = None
     """By the events after this revision, however old."""
-    history: Literal["all", "newest_first"] | None = None
-    """all: by a snapshot without an id, and then every event. newest_first: by a
-    snapshot, and beside what happens from then on the events before it as 'earlier',
-    the latest first; 'beginning' ends these."""
-    before_revision: Revision | None = None
-    """With newest_first and Last-Event-ID: 'earlier' goes on before it."""
+    history: Literal["all"] | None = None
+    """By a snapshot without an id, and then every event."""
 
     @property
     def has_beginning(self) -> bool:
-        return {self.after_revision, self.before_revision, self.history} != {None}
+        return {self.after_revision, self.history} != {None}
 
 
 class UserStreamStart(OutlineQuery, StreamStart):
@@ -529,7 +524,7 @@ class SessionResources:
         async with AsyncExitStack() as opening:
             content = await self.open_content(key, query, place, opening)
             return ChangeStream(
-                content, opening.pop_all(), permit, self.limits, actions
+                [content], opening.pop_all(), permit, self.limits, actions
             )
 
     async def stream_user(
@@ -569,7 +564,7 @@ class SessionResources:
         async with AsyncExitStack() as opening:
             if key is not None:
                 try:
-                    content = await self.open_content(key, query, place, opening)
+                    content = [await self.open_content(key, query, place, opening)]
                 except SessionNotFoundError:
                     if place is None:
                         raise
@@ -588,7 +583,7 @@ class SessionResources:
         start: StreamStart,
         place: StreamPlace | None,
         opening: AsyncExitStack,
-    ) -> list[Frames]:
+    ) -> Frames:
         """Open the stream of a session, and read what it begins with.
 
         A client that comes back goes on after its place; if the session has not come to
@@ -597,7 +592,6 @@ class SessionResources:
         if start.history is not None and start.after_revision is not None:
             raise InvalidInputError("Give history or after_revision, not both.")
         after = start.after_revision if place is None else place.revision
-        before = start.before_revision
         log_begins = 0
         share = await self.take_share(key)
         opening.callback(share.give_back)
@@ -630,17 +624,8 @@ class SessionResources:
                 snapshot = await anext(changes)
             # Without an id: a client could not resume from it.
             first = Frame(snapshot.kind, snapshot.json_text)
-        elif start.history == "newest_first" and after is None:
-            snapshot = await anext(subscription)
-            before = (snapshot.revision or 0) + 1
-            first = Frame(snapshot.kind, snapshot.json_text, str(snapshot.revision))
         subscription = cast("SessionSubscription", subscription)
-        content = session_frames(subscription, share, first, partial_place)
-        if start.history != "newest_first" or before is None:
-            return [content]
-        earlier = self.share_of(key)
-        opening.callback(earlier.give_back)
-        return [content, earlier_events(subscription.earlier(before), earlier)]
+        return session_frames(subscription, share, first, partial_place)
 
     async def open_outlines(
         self,

@@ -1,6 +1,6 @@
 // Session: its changes, drawn in the order of their arrival, and the keyboard.
 
-import { appName, named, pageOf, pathOf, sessionId, userId } from "./address.js";
+import { appName, ask, named, pageOf, pathOf, sessionId, userId } from "./address.js";
 import { Connection, show } from "./connection.js";
 import { $, copy, counted, make, plural } from "./elements.js";
 import { hasTime, soon } from "./frames.js";
@@ -23,6 +23,9 @@ function takeSome(arrived, act) {
   }
   arrived.splice(0, taken);
 }
+
+const PAGE = 100; // events
+const AGAIN = 2000; // ms after which a page that could not be had is asked for again
 
 class SessionPage {
   constructor() {
@@ -52,13 +55,37 @@ class SessionPage {
     this.timeline.summarise();
   }
 
-  address(isResumed) {
-    const parameters = { history: "newest_first", partials: "true" };
-    if (isResumed && !this.timeline.isWhole) {
-      this.earlier.length = this.timeline.floating.length = 0; // they are sent again
-      parameters.before_revision = this.timeline.events[0]?.revision ?? this.revision + 1;
+  address() {
+    return [pathOf(named, "changes"), { partials: "true" }];
+  }
+
+  /** Read what was appended before the snapshot, the latest first, until another snapshot comes. */
+  async readEarlier() {
+    const reading = this.reading = {};
+    let limit = PAGE;
+    for (let before = this.begins, hasMore = before > 1; hasMore;) {
+      const parameters = { newest_first: "true", before_revision: before, limit };
+      try {
+        const page = parse(await ask(pathOf(named, "events"), parameters));
+        if (this.reading !== reading) return;
+        for (const { revision, event } of page.events) {
+          const change = { kind: "appended", ...named, revision, event, state_delta: event.actions?.stateDelta ?? {}, time: event.timestamp };
+          this.earlier.push({ kind: "earlier", change, raw: JSON.stringify(change) });
+          before = Number(revision);
+        }
+        hasMore = page.has_more;
+        limit = PAGE;
+      } catch (error) {
+        if (this.reading !== reading || [401, 403, 404].includes(error.status)) return;
+        if (error.status !== 500) await new Promise((resolve) => { setTimeout(resolve, AGAIN); });
+        else if (limit > 1) limit = 1; // one of the page cannot be read
+        else this.earlier.push({ kind: "earlier", change: { revision: before -= 1 } });
+        hasMore = before > 1;
+      }
+      this.draw();
     }
-    return [pathOf(named, "changes"), parameters];
+    this.earlier.push({ kind: "beginning", change: {} });
+    this.draw();
   }
 
   /** The headers name what else the server offers. */
@@ -80,6 +107,7 @@ class SessionPage {
   take(kind, raw) {
     if (kind === "redacted") { // what it takes away may be in any event, state and search
       this.queue.length = this.earlier.length = 0;
+      this.reading = null;
       this.connection.startOver();
       return;
     }
@@ -88,9 +116,10 @@ class SessionPage {
     if (kind === "snapshot") {
       if (!isFirst) return this.connection.startOver(); // trimmed: the history before it is to be read again
       this.earlier.length = 0;
+      this.reading = null;
       this.hasSnapshot = false; // before it is drawn
     }
-    (kind === "earlier" || kind === "beginning" ? this.earlier : this.queue).push({ kind, raw });
+    this.queue.push({ kind, raw });
     this.draw();
     if (kind !== "appended" || document.visibilityState !== "hidden") return;
     this.unread += 1;
@@ -152,6 +181,7 @@ class SessionPage {
       this.reset(change);
       this.state.set(Object.entries(change.state ?? {}), null);
       this.rename(change.state?.[METADATA]?.displayName);
+      this.readEarlier();
     } else if (kind === "state") {
       this.hasSharedState = true;
       // A page that reconnects receives all of it again.

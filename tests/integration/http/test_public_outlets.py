@@ -113,11 +113,6 @@ async def stream_with_history(world: World) -> str:
 
 
 @outlet(shows="adk_request_credential")
-async def stream_with_earlier(world: World) -> str:
-    return await world.streamed(CHANGES, history="newest_first")
-
-
-@outlet(shows="adk_request_credential")
 async def stream_after_revision(world: World) -> str:
     return await world.streamed(CHANGES, after_revision="0")
 

@@ -114,37 +114,6 @@ async def test_a_log_that_was_trimmed(
     assert "begins after revision 3" in answer.json()["detail"]
 
 
-@pytest.mark.limits(page_events=2)
-async def test_the_newest_events_come_first(
-    service: MongoSessionService, session: Session, url: str
-) -> None:
-    """A client whose stream broke resumes both what is live and what is earlier."""
-    for number in range(3, 6):
-        await service.append_event(session, new_event(a=number))
-    query = {"history": "newest_first"}
-    async with Client(f"{url}{CHANGES}", **query) as client:
-        received = await client.take(7)
-        await service.append_event(session, new_event(a=6))
-        received.append(await client.next())
-    resumed = {"Last-Event-ID": "5"}
-    async with Client(f"{url}{CHANGES}", resumed, before_revision=2, **query) as client:
-        rest = {each.kind: each for each in await client.take(4)}
-    async with Client(f"{url}{CHANGES}", resumed, **query) as client:
-        live = await client.take(2)
-
-    assert received[0].summary == ("snapshot", "5")
-    earlier = [each.data["revision"] for each in received[1:6]]
-    assert (earlier, {each.summary for each in received[1:6]}) == (
-        [5, 4, 3, 2, 1],
-        {("earlier", None)},
-    )
-    assert received[6].summary == ("beginning", None)
-    assert received[7].summary == ("appended", "6")
-    assert rest.keys() == {"appended", "state", "earlier", "beginning"}
-    assert (rest["appended"].id, rest["earlier"].data["revision"]) == ("6", 1)
-    assert [each.kind for each in live] == ["appended", "state"]
-
-
 async def test_history_is_told_whole_after_the_snapshot(
     service: MongoSessionService, session: Session, url: str
 ) -> None:
