@@ -52,7 +52,10 @@ _ROUNDING: Final = 2e-6
 
 
 class ComparisonResult(Enum):
-    """Result of comparing a session in the target with the one to import."""
+    """Result of comparing a session in the target with the one to import.
+
+    All but a conflict have the name of the field of ``Moved`` that counts them.
+    """
 
     NEW = "new"
     SAME = "unchanged"
@@ -257,7 +260,9 @@ def _differing_parts(
         # A title may be stored as the display name; it is compared as one.
         for each in (here, there):
             each["state"] = titled(each["state"], "-")
-    unknown = {name for name in ("create_time",) if header.create_time is None}
+    unknown: set[str] = set()
+    if header.create_time is None:
+        unknown.add("create_time")
     if incoming.initial is None:
         unknown.add(INITIAL)
     if incoming.details is None:

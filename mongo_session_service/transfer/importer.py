@@ -458,15 +458,16 @@ class ImportTarget(StoreTarget):
 
     async def _store_initial_states(self, whole: list[SessionPlan]) -> None:
         """Store large initial states; remove what the documents found have left."""
-        updates: list[Update] = []
+        statements: list[Statement] = []
         left = []
         for each in whole:
             apart = initial_updates([each.incoming.as_new_session()])
-            updates += [Update("events", *it, upsert=True) for it in apart]
+            statements += [Update("events", *it, upsert=True) for it in apart]
             if each.found is not None and not apart:
                 left.append(each.incoming.key.event_id(0))
-        removal = Delete("events", {"_id": {"$in": left}}, many=True)
-        await self._commit_apart(*updates, *([removal] if left else []))
+        if left:
+            statements.append(Delete("events", {"_id": {"$in": left}}, many=True))
+        await self._commit_apart(*statements)
 
     async def _store_sessions(self, whole: list[EncodedSession]) -> None:
         """Replace reservations with their sessions, all of whose events are stored."""
