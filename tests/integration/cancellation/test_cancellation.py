@@ -131,24 +131,6 @@ async def test_a_statement_that_arrives_after_its_abort_begins_nothing(
             assert open_transactions(admin) == 0
 
 
-@pytest.mark.parametrize("command", ["insert", "update", "commitTransaction"])
-async def test_a_cancelled_create_is_whole_or_absent(
-    victim: MongoSessionService, admin: MongoClient, command: str
-) -> None:
-    """A session whose creation was cancelled has all of its state."""
-    state = {"k": 1, "app:k": 1, "user:k": 1}
-
-    with held(admin, command) as wait_until_held:
-        creating = asyncio.create_task(victim.create_session(**IDS, state=state))
-        await asyncio.to_thread(wait_until_held)
-        creating.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await creating
-
-    assert open_transactions(admin) == 0
-    assert (await read(victim)).state == state
-
-
 @pytest.mark.parametrize("command", ["update", "insert", "delete", "commitTransaction"])
 async def test_a_drivers_deadline_cuts_no_transaction_off(
     victim: MongoSessionService, admin: MongoClient, command: str

@@ -31,6 +31,10 @@ from mongo_session_service.model.records import SessionKey
 
 UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
 UNSATISFIABLE = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}
+UNANSWERED = {
+    "errorCode": 50,
+    "errorLabels": ["UnknownTransactionCommitResult"],
+}
 SILENT = {"blockConnection": True, "blockTimeMS": 1000}
 
 
@@ -60,6 +64,27 @@ async def test_a_create_that_cannot_be_read_back_says_so(
         await victim.create_session(**IDS)
 
     assert (await read(victim)).events == []
+
+
+async def test_an_update_and_a_delete_without_answer_may_be_done_again(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """The error reports that the outcome is unknown, and nothing stays open."""
+    await victim.create_session(**IDS)
+
+    for call in (
+        lambda: victim.update_session(**IDS, title="new"),
+        lambda: victim.delete_session(**IDS),
+    ):
+        with (
+            failing(admin, "commitTransaction", times=1, **UNANSWERED),
+            pytest.raises(UnknownOutcomeError),
+        ):
+            await call()
+        assert open_transactions(admin) == 0
+        await call()
+
+    assert await victim.get_session(**IDS) is None
 
 
 async def test_a_commit_that_may_be_lost_says_so(

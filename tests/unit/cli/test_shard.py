@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.cli_runner import call
 
+from mongo_session_service.schema.indexes import INDEXES
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 
 
@@ -34,3 +35,10 @@ def test_wrong_arguments_are_refused(arguments: list[str], says: str) -> None:
 
     assert (done.returncode in {1, 2}, done.stdout) == (True, "")
     assert says in done.stderr
+
+
+def test_unique_indexes_begin_with_the_shard_key() -> None:
+    """MongoDB keeps them across shards only then."""
+    for index in INDEXES:
+        if index.unique:
+            assert list(index.keys)[: len(SHARD_KEY)] == list(SHARD_KEY)

@@ -1,4 +1,4 @@
-"""The read cache: within its limit, and of nothing that is gone or idle."""
+"""The read cache keeps its limit, and drops what is gone, idle or old."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kept(cache: ReadCache) -> set[SessionKey]:
     return {key for key in (ADA, BOB, OTHER) if cache.get(key)}
 
 
-async def test_what_was_read_longest_ago_makes_room() -> None:
+async def test_the_log_read_longest_ago_is_dropped_first() -> None:
     """The cache never takes more than its limit."""
     cache = ReadCache(2 * LOG.size)
     keep(cache, ADA, BOB)
@@ -44,46 +44,7 @@ async def test_what_was_read_longest_ago_makes_room() -> None:
     assert cache.size == 2 * LOG.size
 
 
-async def test_a_log_that_replaces_another_takes_its_room() -> None:
-    """Its size counts once."""
-    cache = ReadCache(10 * LOG.size)
-    keep(cache, ADA, ADA)
-
-    assert cache.size == LOG.size
-
-
-async def test_a_log_beyond_the_limit_is_not_kept() -> None:
-    """It makes room of nothing."""
-    cache = ReadCache(LOG.size)
-    keep(cache, ADA)
-    cache.put(BOB, replace(LOG, blocks=(b"x" * 10_000,)), cache.drops)
-
-    assert kept(cache) == {ADA}
-
-
-@pytest.mark.parametrize(
-    ("dropped", "left"),
-    [
-        (("app", "ada", "1"), {BOB, OTHER}),
-        (("app", "ada", None), {BOB, OTHER}),
-        (("app", None, None), {OTHER}),
-        (("app", "ada", "2"), {ADA, BOB, OTHER}),
-    ],
-)
-async def test_what_is_gone_is_dropped(
-    dropped: tuple[str, str | None, str | None], left: set[SessionKey]
-) -> None:
-    """A session, or all of a user or an app."""
-    cache = ReadCache(10 * LOG.size)
-    keep(cache, ADA, BOB, OTHER)
-
-    cache.drop(*dropped)
-
-    assert kept(cache) == left
-    assert cache.size == len(left) * LOG.size
-
-
-async def test_a_read_that_a_delete_has_overtaken_is_not_kept() -> None:
+async def test_a_log_deleted_during_its_read_is_not_kept() -> None:
     """It may be of the session that is gone."""
     cache = ReadCache(10 * LOG.size)
     drops = cache.drops
@@ -94,8 +55,8 @@ async def test_a_read_that_a_delete_has_overtaken_is_not_kept() -> None:
     assert kept(cache) == set()
 
 
-async def test_what_is_idle_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read meanwhile stays."""
+async def test_an_idle_log_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was read meanwhile stays."""
     now = 1000.0
     monkeypatch.setattr(reads, "monotonic", lambda: now)
     cache = ReadCache(10 * LOG.size)
