@@ -44,6 +44,8 @@ async def test_the_server_copies(
     sent = CommandsSent()
     async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
         borrowing = MongoSessionService(client=client, database=database)
+        await borrowing.setup()
+        sent.clear()
         forked = await borrowing.fork_session(**IDS, at_revision=50)
 
     assert [event.id for event in forked.events] == [f"e{n}" for n in range(1, 51)]
