@@ -260,11 +260,8 @@ def _differing_parts(
         # A title may be stored as the display name; it is compared as one.
         for each in (here, there):
             each["state"] = titled(each["state"], "-")
-    unknown: set[str] = set()
-    if header.create_time is None:
-        unknown.add("create_time")
-    if incoming.initial is None:
-        unknown.add(INITIAL)
+    recorded = {"create_time": header.create_time, INITIAL: incoming.initial}
+    unknown = {name for name, value in recorded.items() if value is None}
     if incoming.details is None:
         unknown |= {*DETAILS} - ({"title"} & here.keys())
     names = dict.fromkeys((*document, *DETAILS))
