@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 import pymongo
 from bson.codec_options import CodecOptions
@@ -29,9 +29,6 @@ from mongo_session_service.storage.clocks import (
 )
 from mongo_session_service.storage.compat import Driver
 from mongo_session_service.storage.tasks import uninterrupted
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 _PRIMARY: Final = ReadPreference.PRIMARY
 _LOCAL: Final = ReadConcern("local")

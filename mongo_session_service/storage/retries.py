@@ -1,15 +1,9 @@
 """Retries: what may be repeated is, and the driver's errors become this package's.
 
-:class:`ErrorTranslation` is put around the work of each public call, thread and task.
-:func:`retry` is put around what may be done twice: a pure read, or a write that has the
-same result the second time. The driver itself repeats every command once, on another
-connection, and a transaction that was turned away until its time limit. Beside that:
-
-- What passes through :func:`retry` is repeated for :data:`RETRY_LIMIT` seconds, while
-  the failures are transient (:func:`is_transient`), after pauses that grow.
-- What passes through :func:`retry_soon`, and a snapshot read, is repeated three times,
-  soon, if a server answers that it cannot do it now.
-- Anything else fails at once. Its outcome may be unknown, and the caller decides.
+:func:`repeat` is the one rule of retries, by which each verb of the kernel runs. The
+driver itself repeats every command once, on another connection, and a transaction that
+was turned away until its time limit. What no longer may be repeated fails; its outcome
+may be unknown, and the caller decides.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from contextlib import nullcontext
 from enum import Enum, auto
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 from bson.errors import BSONError
 from pymongo.errors import (
@@ -54,7 +48,6 @@ from mongo_session_service.storage.translation import (
     translate_error,
 )
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 RETRY_LIMIT: Final = 60.0
@@ -123,7 +116,7 @@ async def repeat(
 ) -> Result:
     """Do something, again after a failure that passes; raise this package's errors.
 
-    The one rule of retries. The impatient, for whom a caller waits, is repeated three
+    The impatient, for whom a caller waits, is repeated three
     times, soon: what reads, after any transient failure, and what writes if it is
     certain that nothing was done, since a server has turned it away. The patient is
     repeated for ``RETRY_LIMIT`` seconds, after any transient failure, and so has to
