@@ -222,7 +222,7 @@ class Backends:
         async with backend.setup_lock:
             if stage is Stage.SET_UP and not self._is_set_up:
                 await self._set_up(backend.connection, builds=False)
-            elif stage is Stage.CHECKED and not self._is_checked:
+            elif stage is not Stage.OPENED and not self._is_checked:
                 await check(backend.connection)
                 self._is_checked = True
         if self._is_checked:

@@ -81,6 +81,10 @@ async def test_a_time_to_live_is_counted_by_the_server(
     await elsewhere.update_session(**IDS, ttl=100)
     assert lives(admin, database) == pytest.approx(100, abs=5)
     await elsewhere.close()
+    writing: MongoSessionService = pickle.loads(pickle.dumps(service))
+    await writing.create_session(**{**IDS, "session_id": "new"}, ttl=TTL)
+    assert lives(admin, database, "new") == pytest.approx(TTL, abs=5)
+    await writing.close()
 
 
 async def test_who_lives_is_left_alone(
