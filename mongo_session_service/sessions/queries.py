@@ -86,10 +86,6 @@ COUNT_STAGE: Final = {
 """The stage that counts sessions and their events."""
 
 
-def count_pipeline(wanted: Document) -> list[Document]:
-    return [{"$match": wanted}, COUNT_STAGE]
-
-
 def announcement_id(id_: Document, what: str) -> Document:
     """The ``_id`` of a document that shows the change feed what it cannot see.
 

@@ -57,9 +57,6 @@ ATTEMPTS: Final = 2
 MAX_ALONE: Final = 4
 """Writes that have met a lock, and are tried alone at the same time."""
 
-MAX_TRANSACTIONS: Final = MAX_BATCHES + MAX_ALONE
-"""Transactions at the same time."""
-
 MAX_ENCODED: Final = 128
 """Writes that are admitted, to be encoded, in one iteration of the event loop."""
 
