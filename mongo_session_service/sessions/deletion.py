@@ -54,7 +54,6 @@ from mongo_session_service.storage.statements import (
     Statement,
     Update,
 )
-from mongo_session_service.storage.tasks import SwallowedCancellation
 from mongo_session_service.storage.transactions import Transaction
 from mongo_session_service.storage.translation import reporting_partial_removal
 
@@ -528,9 +527,7 @@ async def _unwanted_sessions(
             is_last = len(page) < limits.prune_page
             after = None if is_last else search.position_of(page[-1])
             for some in cut_by_size(page, limits.prune_batch):
-                with SwallowedCancellation():
-                    found = await _select_idle(storage, criteria.idle_since, some)
-                yield found
+                yield await _select_idle(storage, criteria.idle_since, some)
         app = await _find_next_app(storage, app) if criteria.app_name is None else None
 
 

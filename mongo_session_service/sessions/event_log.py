@@ -168,6 +168,8 @@ async def read_user_log(
     session_id, created = "", None
     log = Query("events", queries.events_of_user(app_name, user_id), order=1)
     async for page in storage.scan(log):
+        if not page.documents:
+            return
         keys = {
             SessionKey(*(it["_id"][name] for name in SessionKey._fields))
             for it in page.documents
@@ -185,11 +187,10 @@ async def read_user_log(
         if begun and begun["create_time"] != created:
             del heads[session_id]  # the rest is of another session with this id
         yield [each for each in page.documents if _is_logged(each, heads)]
-        if page.documents:
-            last = page.documents[-1]["_id"]
-            if last["session_id"] != session_id:
-                session_id = last["session_id"]
-                created = heads.get(session_id, {}).get("create_time")
+        last = page.documents[-1]["_id"]
+        if last["session_id"] != session_id:
+            session_id = last["session_id"]
+            created = heads.get(session_id, {}).get("create_time")
 
 
 def _is_logged(event: Document, heads: dict[str, Document]) -> bool:
