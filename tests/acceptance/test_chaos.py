@@ -27,10 +27,10 @@ FAULTS = (
 @pytest.mark.parametrize(
     "faults", [FAULTS[:4], pytest.param(FAULTS, marks=pytest.mark.release)]
 )
-def test_what_clients_are_told_is_true_under_faults(
+def test_answers_to_clients_are_true_under_faults(
     tmp_path: Path, faults: tuple[str, ...]
 ) -> None:
-    """What returned is there once, in order; what raised is not, or it says so."""
+    """Each answer and each event that is delivered agrees with what is stored."""
     plan = Plan(seed=7, seconds=0, calm=0.5, clients=4, freeze=3, faults=faults)
     with FailingReplicaSet(members=3) as replica_set:
         outcome = run(plan, replica_set, tmp_path)

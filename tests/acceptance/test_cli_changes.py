@@ -102,7 +102,7 @@ async def test_set_changes_only_the_given_fields(
     assert text.stderr == "Session s: title '\\\\x1b[31mx'; no labels; no expiry.\n"
 
 
-async def test_erasing_a_user_counts_what_goes(
+async def test_erasing_a_user_counts_what_it_removes(
     service: MongoSessionService,
     at: tuple[str, ...],
     admin: MongoClient,
@@ -163,13 +163,13 @@ async def test_erasing_an_app_removes_its_consumers(
     assert admin[database].checkpoints.count_documents({}) == 0
 
 
-async def test_nothing_is_erased_without_a_yes(
+async def test_erasing_asks_for_confirmation(
     service: MongoSessionService,
     at: tuple[str, ...],
     admin: MongoClient,
     database: str,
 ) -> None:
-    """It says what would go; on a terminal it asks, and a no or Ctrl-C ends it."""
+    """It reports what it would remove, and removes it only after a yes."""
     await fill(service)
     erasing = ("erase", *WHO, *at)
 
@@ -300,8 +300,10 @@ async def test_the_rest_of_an_interrupted_erasure_is_erased(
     assert left_in(admin, database) == {"sessions": 0, "events": 0}
 
 
-def test_setup_names_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> None:
-    """What was created is named once; an index that cannot be is, with exit code 3."""
+def test_setup_names_each_collection_and_index_that_it_creates(
+    at: tuple[str, ...], admin: MongoClient
+) -> None:
+    """A second run creates nothing; an index that cannot be created is exit code 3."""
     first, again = call("setup", *at), call("setup", "--json", *at)
     sessions = admin[at[-1]].sessions
     sessions.drop_index("by_user")

@@ -94,7 +94,7 @@ async def serving(
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_lets_it_finish_and_commit(
+async def test_a_signal_ends_the_command_after_its_change_is_committed(
     mongodb_uri: str,
     service: MongoSessionService,
     database: str,
@@ -150,7 +150,7 @@ async def test_a_second_process_logs_its_takeover(
             assert await second.line() == "appended 1"
 
 
-async def test_a_second_signal_ends_it_at_once(
+async def test_a_second_signal_ends_the_command_at_once(
     mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
 ) -> None:
     """Nothing is committed of a handler that does not return."""

@@ -258,7 +258,7 @@ def test_only_the_latest_events_are_shown_if_so_wanted(
 async def test_sealed_content_is_shown_as_sealed(
     mongodb_uri: str, database: str, at: tuple[str, ...]
 ) -> None:
-    """A command has no key: it says so of an event, and shows a value as stored."""
+    """A command has no key: it marks such an event, and shows a value as stored."""
     async with MongoSessionService(mongodb_uri, database=database, **SEALED) as sealing:
         session = await sealing.create_session(**KEY, state=STATE)
         await sealing.append_event(session, canary_event())

@@ -55,7 +55,7 @@ MISPLACED = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_form_that_the_error_names_is_accepted(command: list[str]) -> None:
-    """Who has given no URI is told of an option of that very command."""
+    """An error for a missing URI names an option of that very command."""
     missing = call(*command, MONGODB_URI="")
     wrong = call(*command, "--uri", "http://h", MONGODB_URI="")
     told = call(*command, "--help")

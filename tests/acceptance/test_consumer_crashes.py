@@ -51,7 +51,7 @@ def read(uri: str, database: str, count: int, keys: set[str], *, of: int) -> Non
 @pytest.mark.parametrize(
     ("events", "kills"), [(400, 5), pytest.param(2000, 20, marks=pytest.mark.release)]
 )
-async def test_no_event_is_lost_or_told_again_after_its_commit(
+async def test_a_killed_consumer_loses_no_event_and_repeats_no_committed_one(
     mongodb_uri: str,
     service: MongoSessionService,
     database: str,
@@ -59,7 +59,7 @@ async def test_no_event_is_lost_or_told_again_after_its_commit(
     events: int,
     kills: int,
 ) -> None:
-    """Killed again and again while events are written, each is seen at least once.
+    """Killed again and again during writes, it receives each event at least once.
 
     Those seen twice were not committed when the process died that saw them first.
     """

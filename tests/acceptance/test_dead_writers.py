@@ -118,10 +118,10 @@ async def test_the_consumer_of_a_dead_handler_goes_on(
     assert changes_counted(server) == 1
 
 
-async def test_a_lock_of_another_user_is_told(
+async def test_a_consumer_names_the_lock_of_another_user(
     secured_service: MongoSessionService, server: Secured
 ) -> None:
-    """Nobody may end it but an administrator; the consumer says what it waits for."""
+    """Only an administrator may end it; the log reports for what the consumer waits."""
     await secured_service.append_event(
         await secured_service.create_session(**IDS), Event(author="x")
     )

@@ -28,8 +28,8 @@ def database_of(output: str) -> str:
     return named[1]
 
 
-def test_demo_shows_what_outlives_a_process() -> None:
-    """Without a URI, on a MongoDB of its own, it continues a session in a new process.
+def test_demo_continues_a_session_in_a_new_process() -> None:
+    """Without a URI, it does so on a MongoDB of its own.
 
     That it drops its database elsewhere, too, is seen where it is interrupted.
     """

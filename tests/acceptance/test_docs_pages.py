@@ -73,7 +73,7 @@ def test_a_recipe_is_an_example(page: str, name: str) -> None:
     assert shown == (ROOT / "examples" / name).read_text()
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_code_block_has_a_title_or_a_mark() -> None:
     """A title is a file's name, or a mark that these tests know."""
     odd = [
         f"{page}:{block.line} {block.title}"

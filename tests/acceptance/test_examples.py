@@ -136,7 +136,7 @@ async def running(
 
 @pytest.mark.parametrize("name", PRINTED)
 @pytest.mark.usefixtures("uri")
-def test_it_runs_twice(
+def test_an_example_runs_twice(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A program prints what it shows, and the second run continues from the first."""
@@ -150,7 +150,7 @@ def test_it_runs_twice(
 
 
 @pytest.mark.usefixtures("uri")
-async def test_watch_prints_what_other_programs_do(
+async def test_the_watch_example_prints_commits_of_other_programs(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It names its database, and prints what is committed from then on."""
@@ -167,7 +167,7 @@ async def test_watch_prints_what_other_programs_do(
 
 
 @pytest.mark.usefixtures("uri")
-async def test_the_worker_resumes_after_what_it_has_handled(
+async def test_the_worker_resumes_after_the_last_change_it_handled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGTERM ends it once its change is handled; its next run does not repeat it."""
@@ -352,7 +352,7 @@ def rows(window: Page) -> Locator:
 
 
 @pytest.mark.usefixtures("uri")
-async def test_the_sidebar_shows_nobody_elses_sessions() -> None:
+async def test_the_sidebar_shows_the_users_own_sessions_only() -> None:
     """Each user lists, reads and deletes their own alone, and forks none."""
     sidebar = load("sidebar")
     key = {"app_name": "sidebar", "user_id": "ada", "session_id": "s"}
@@ -417,7 +417,7 @@ async def test_the_example_of_a_test_passes(uri: str) -> None:
         assert await example.city_after(f"I live in {city}.", uri) == city
 
 
-def test_each_is_small_tested_and_described() -> None:
+def test_each_example_is_small_tested_and_described() -> None:
     """A new program belongs into this module and into examples/README.md."""
     described = (EXAMPLES / "README.md").read_text()
     tested = {
@@ -439,7 +439,7 @@ def test_each_is_small_tested_and_described() -> None:
 @pytest.mark.release
 @pytest.mark.usefixtures("uri")
 @pytest.mark.parametrize("name", [*PRINTED, "test_agent.py"])
-def test_it_runs_as_a_process(name: str, tmp_path: Path) -> None:
+def test_an_example_runs_as_a_process(name: str, tmp_path: Path) -> None:
     """As typed in examples/README.md, with no warning of any kind."""
     command = [sys.executable, "-W", "error", EXAMPLES / name]
     if name == "test_agent.py":

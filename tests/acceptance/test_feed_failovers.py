@@ -111,8 +111,8 @@ def in_order(changes: list[Told]) -> dict[str, list[int | None]]:
 
 @pytest.mark.xdist_group("heavy")
 @pytest.mark.parametrize("faults", [2, pytest.param(5, marks=pytest.mark.release)])
-async def test_failovers_lose_and_repeat_nothing(faults: int) -> None:
-    """Through killed and deposed primaries each revision is told once, in order."""
+async def test_failovers_lose_and_repeat_no_change(faults: int) -> None:
+    """Through killed and deposed primaries each revision is received once, in order."""
     done = asyncio.Event()
     async with AsyncExitStack() as stack:
         replica_set = await stack.enter_async_context(FailingReplicaSet(members=3))

@@ -140,7 +140,7 @@ def broken() -> BaseSessionService:
         (["my_app:memory", "--app", "a"], 3, "The source has no matching session."),
     ],
 )
-def test_what_is_wrong_with_a_factory_is_said(
+def test_an_error_of_a_factory_names_the_remedy(
     mongodb_uri: str,
     database: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +149,7 @@ def test_what_is_wrong_with_a_factory_is_said(
     code: int,
     says: str,
 ) -> None:
-    """It says what to do, and nothing that the factory's error may quote."""
+    """It quotes nothing of the factory's own error."""
     names = {"memory": InMemorySessionService, "broken": broken, "wrong": dict}
     monkeypatch.setitem(sys.modules, "my_app", SimpleNamespace(**names, text="x"))
     (tmp_path / "failing.py").write_text("raise OSError('No such city.')")

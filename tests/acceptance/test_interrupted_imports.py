@@ -159,10 +159,10 @@ def test_a_killed_replacement_goes_on(
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_names_the_way_to_resume_an_import(
     large: Path, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """An interrupted import ends with code 130 and a word on how to go on."""
+    """An interrupted import ends with code 130 and the command that resumes it."""
     command = ["sqlite", str(large), mongodb_uri, "--database", database]
 
     with (
@@ -213,10 +213,10 @@ async def test_an_import_may_end_at_any_moment(
     assert {130, -signal.SIGKILL} <= {*codes}, codes
 
 
-def test_ctrl_c_ends_the_wait_for_a_silent_pipe(
+def test_ctrl_c_ends_the_wait_for_an_idle_pipe(
     mongodb_uri: str, database: str, admin: MongoClient, tmp_path: Path
 ) -> None:
-    """While it is still open, the import ends as any other; a file goes on with it."""
+    """While it is still open, the import ends as any other; a file resumes it."""
     session = SessionHeader(SessionKey("app", "user", "s"), {}, update_time=2.5)
     events = [Event(id=f"{n}", author="x", timestamp=float(n)) for n in range(PIPED)]
     said = [export_file.HEADER, *map(export_file.encode_item, [session, *events])]

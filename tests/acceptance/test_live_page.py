@@ -20,7 +20,7 @@ from mongo_session_service.http import allow_everyone, live_app
 
 
 @pytest.mark.core
-async def test_what_happens_is_seen_as_it_happens(
+async def test_the_page_shows_events_as_they_are_appended(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
     """Earlier events and later ones are there, with their parts, and with state."""
@@ -90,10 +90,10 @@ async def test_a_cut_connection_loses_and_repeats_nothing(
         await expect(row.locator(".at")).to_have_text("#12")
 
 
-async def test_what_changed_last_is_marked(
+async def test_the_page_marks_the_keys_that_changed_last(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
-    """A key set flashes, stays marked, and tells at which revision and what it was."""
+    """A changed key flashes, stays marked, and shows its revision and former value."""
     await page.goto(of(url))
     city = page.locator('#state .row[data-key="city"]')
     name = page.locator('#state .row[data-key="user:name"]')
@@ -180,7 +180,7 @@ async def test_a_title_is_no_state_that_changed(
     await expect(page.locator("#where .name")).to_have_text("monday")
 
 
-async def test_what_is_redacted_leaves_the_page(
+async def test_redacted_events_leave_the_page(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
     """The event, the state that it set, and what the page has of both to search."""
@@ -206,7 +206,7 @@ async def test_what_is_redacted_leaves_the_page(
 async def test_a_deleted_session_is_shown_as_such(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
-    """What was told stays, the page says what happened, and it asks no more."""
+    """Its events stay, the page marks it as deleted, and it asks no more."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     await say(service, session, "last words")

@@ -76,7 +76,7 @@ async def test_a_hidden_tab_gives_its_connection_back(
 async def test_there_may_be_more_tabs_than_connections(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
-    """Each tab that is looked at is live, whichever, and none says so that is not."""
+    """Each tab that is looked at is live, and none is marked live that is not."""
     tabs = [page]
     await page.goto(of(url))
     while len(tabs) < TABS:

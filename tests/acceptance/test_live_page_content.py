@@ -160,7 +160,7 @@ async def test_an_image_is_shown_within_bounds(
     )
 
 
-async def test_a_long_result_tells_its_size_and_can_be_copied(
+async def test_a_long_result_shows_its_size_and_can_be_copied(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
     """Folded, it is a line; unfolded, the whole, one value or a path is copied."""
@@ -248,10 +248,10 @@ async def test_summaries_and_rewinds_are_no_empty_events(
     await expect(page.locator("#event-count")).to_have_text("1 of 3")
 
 
-async def test_events_are_filtered_by_what_they_are(
+async def test_events_are_filtered_by_author_tool_error_and_key(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
-    """By author, tool, error or state key; words that match are marked."""
+    """Words that match are marked."""
     await say(service, session, "one rainy day", city="Rome")
     call = types.Part.from_function_call(name="find", args={})
     await append(service, session, call)
@@ -303,7 +303,7 @@ async def test_the_state_can_be_searched(
     await expect(rows).to_have_count(2)
 
 
-async def test_a_trimmed_session_says_so(
+async def test_the_page_marks_a_trimmed_session(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
     """It does not look new, nor as if events were lost."""

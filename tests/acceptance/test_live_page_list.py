@@ -40,10 +40,10 @@ async def own_app(service: MongoSessionService) -> AsyncIterator[str]:
         yield f"{url}/live"
 
 
-async def test_what_is_asked_for_is_listed_whatever_else_there_is(
+async def test_the_list_has_the_chosen_app_only(
     page: Page, service: MongoSessionService
 ) -> None:
-    """Of an app with few old sessions, and many newer ones of another, those few."""
+    """Its few old sessions are listed, though another app has many newer ones."""
     await create(service, "old", app_name="quiet", title="A quiet one")
     await asyncio.gather(*(create(service, f"s{n}") for n in range(120)))
     async with serving(live_app(service, authorize=may_read, app_name="quiet")) as url:
@@ -71,10 +71,10 @@ async def test_the_list_has_pages(
     assert len(set(await page.locator("#sessions .name").all_text_contents())) == 120
 
 
-async def test_what_needs_a_look_has_a_badge(
+async def test_waiting_and_running_sessions_have_a_badge(
     page: Page, url: str, service: MongoSessionService
 ) -> None:
-    """One that waits for a person, and one in which a turn runs, until it ends."""
+    """It goes when the person has answered, or the turn has ended."""
     session = await create(service, "monday")
     await service.append_event(session, waiting.ask("c1", "c2"))
     await page.goto(f"{url}/?app_name=weather")
@@ -95,10 +95,10 @@ async def test_what_needs_a_look_has_a_badge(
     await expect(badges).to_have_count(0)
 
 
-async def test_what_happens_moves_rows(
+async def test_changed_sessions_move_to_the_top(
     page: Page, url: str, service: MongoSessionService
 ) -> None:
-    """A session written to comes up, also from a later page; a deleted one goes."""
+    """A session written to moves up, also from a later page; a deleted one goes."""
     sessions = [await create(service, f"s{n}", title=f"Nr {n}") for n in range(60)]
     await page.goto(f"{url}/?app_name=weather")
     names = page.locator("#sessions .name")
@@ -136,7 +136,7 @@ async def test_an_idle_list_asks_for_nothing(
     assert asked.count(f"{url}/apps/weather/changes") == 1
 
 
-async def test_a_search_says_what_it_found_and_by_what(
+async def test_a_search_names_the_field_that_matched(
     page: Page, url: str, service: MongoSessionService
 ) -> None:
     """By exact title, id, user and label; a link of it opens the session."""
@@ -193,7 +193,7 @@ async def test_without_an_app_the_apps_are_shown(
     await expect(page.locator("#picker-title")).to_have_text("Apps")
 
 
-async def test_an_own_app_lists_what_its_user_may_read(
+async def test_an_own_app_lists_the_sessions_that_its_user_may_read(
     page: Page, own_app: str, service: MongoSessionService
 ) -> None:
     """The same list, of what ``authorize`` permits; a session leads back to it."""
@@ -216,7 +216,9 @@ async def test_an_own_app_lists_what_its_user_may_read(
     await expect(names).to_have_text(["new", "Mine"])
 
 
-async def test_a_list_that_may_not_be_read_says_so(page: Page, own_app: str) -> None:
+async def test_the_page_reports_that_a_list_may_not_be_read(
+    page: Page, own_app: str
+) -> None:
     """It does not look as if there were no sessions."""
     await page.goto(f"{own_app}?app_name=weather&user_id=bob")
 

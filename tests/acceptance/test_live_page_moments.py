@@ -113,8 +113,8 @@ async def test_the_address_names_the_event(page: Page, url: str) -> None:
 
 
 @pytest.mark.usefixtures("session")
-async def test_a_key_of_an_event_leads_to_what_it_set(page: Page, url: str) -> None:
-    """A click on it shows the state then, with that key in sight."""
+async def test_a_click_on_an_events_key_shows_its_value(page: Page, url: str) -> None:
+    """The state is that after the event, with the key in sight."""
     await page.goto(of(url))
     await page.get_by_role("button", name="city = ").first.click()
 
@@ -143,7 +143,7 @@ async def test_a_fork_is_asked_for_and_opened(
 
 
 @pytest.mark.usefixtures("session")
-async def test_nobody_is_offered_what_they_may_not_do(
+async def test_the_page_offers_permitted_actions_only(
     page: Page, service: MongoSessionService
 ) -> None:
     """Where an app permits other writing only, the page has no fork."""

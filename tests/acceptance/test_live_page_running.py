@@ -22,10 +22,10 @@ def model() -> SpokenModel:
 
 
 @pytest.mark.core
-async def test_an_answer_is_seen_as_it_is_said(
+async def test_the_page_shows_an_answer_as_it_grows(
     page: Page, url: str, service: MongoSessionService, model: SpokenModel
 ) -> None:
-    """It grows, also on a page that comes late, until the stored event replaces it."""
+    """Also a page that comes late, until the stored event replaces the answer."""
     await page.goto(of(url))
     running = await ask_clock(service, LlmAgent(name="clock", model=model))
     await expect(page.locator("#running-words")).to_contain_text("A turn is running")
@@ -93,10 +93,10 @@ async def test_a_turn_is_stopped_by_a_button(
     assert stored.events[-1].interrupted
 
 
-async def test_a_turn_that_failed_says_why(
+async def test_the_page_names_the_error_of_a_failed_turn(
     page: Page, url: str, service: MongoSessionService, model: SpokenModel
 ) -> None:
-    """By the class of its error, whose words stay in the server's log."""
+    """It shows the error's class; its message stays in the server's log."""
 
     def fail(**_: LlmRequest) -> None:
         raise LookupError

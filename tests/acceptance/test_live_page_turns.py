@@ -66,10 +66,10 @@ TWO_TURNS = [
 ]
 
 
-async def test_a_turn_is_headed_by_what_it_took(
+async def test_a_turns_heading_has_its_tokens_tools_errors_and_time(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
-    """Tokens, model, tools, errors and time are summed, without a user's pauses."""
+    """Its time is without the user's pauses."""
     for each in TWO_TURNS[:-1]:
         await service.append_event(session, each)
     await page.goto(of(url))

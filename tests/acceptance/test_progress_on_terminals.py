@@ -37,8 +37,8 @@ def lines(shown: str) -> list[str]:
     return [each.rpartition("\r")[2] for each in plain.rstrip("\n").split("\n")]
 
 
-def test_a_line_is_drawn_where_it_stands(export: list[str]) -> None:
-    """With 80 columns it never scrolls, and at its end it says how long it took."""
+def test_progress_is_drawn_on_one_line(export: list[str]) -> None:
+    """With 80 columns it never scrolls, and at its end it shows how long it took."""
     code, shown = on_a_terminal(*export, columns=80)
 
     assert code == 0
@@ -52,7 +52,7 @@ def test_a_line_is_drawn_where_it_stands(export: list[str]) -> None:
     ("columns", "shown_last"),
     [(40, r"Exporting ━+ 100% [\d,]+/s \d:\d\d:\d\d"), (12, r"Exp.*")],
 )
-def test_a_narrow_terminal_has_it_on_one_line(
+def test_progress_fits_a_narrow_terminal(
     export: list[str], columns: int, shown_last: str
 ) -> None:
     """The rate and the time go last; no line is wider than the terminal."""
@@ -64,7 +64,7 @@ def test_a_narrow_terminal_has_it_on_one_line(
     assert max(map(cell_len, drawn)) <= columns
 
 
-def test_without_colours_it_is_as_plain(export: list[str]) -> None:
+def test_progress_obeys_no_color(export: list[str]) -> None:
     """NO_COLOR takes the colours, and nothing else."""
     code, shown = on_a_terminal(*export, columns=80, NO_COLOR="1")
 
@@ -83,15 +83,15 @@ def test_a_dumb_terminal_gets_a_line_at_the_end(export: list[str]) -> None:
     assert re.match(FINISHED, shown)
 
 
-def test_a_file_gets_no_progress(export: list[str]) -> None:
-    """Where stderr is not a terminal, it says only what was done."""
+def test_a_file_receives_no_progress(export: list[str]) -> None:
+    """Where stderr is not a terminal, it receives the final counts only."""
     done = run(*export)
 
     assert done.returncode == 0
     assert done.stderr.startswith("Exported 5 sessions with 24 events")
 
 
-def test_output_is_not_mixed_with_it(export: list[str], tmp_path: Path) -> None:
+def test_output_is_not_mixed_with_progress(export: list[str], tmp_path: Path) -> None:
     """What is piped away is whole; on the way to a terminal no line is in between."""
     path = tmp_path / "piped"
     arguments = export[: export.index("--to")]
@@ -117,7 +117,7 @@ def test_json_stands_alone(mongodb_uri: str, database: str) -> None:
     assert silent == (0, "")
 
 
-async def test_problems_stand_above_it(
+async def test_problems_are_printed_above_the_progress(
     export: list[str], service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
     """A difference that is found meanwhile has a line of its own, as has the result."""

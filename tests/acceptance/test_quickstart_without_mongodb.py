@@ -37,7 +37,7 @@ def program(page: str) -> str:
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/getting-started.md", "examples/quickstart.py"]
 )
-def test_it_says_so_soon_in_one_line(page: str) -> None:
+def test_the_quickstart_reports_a_missing_server_in_one_line(page: str) -> None:
     """It ends long before the driver would give up, without a traceback."""
     done = subprocess.run(
         [sys.executable, "-c", RUN, program(page)],

@@ -24,12 +24,12 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in found}
 
 
-def test_it_is_short() -> None:
-    """What does not fit is on the site."""
+def test_the_readme_is_short() -> None:
+    """Details are on the site."""
     assert len(README.splitlines()) <= MOST_LINES
 
 
-def test_its_links_lead_somewhere() -> None:
+def test_links_of_the_readme_exist() -> None:
     """Each relative link is to a file of the checkout, and to a heading that it has."""
     for link in _LINK.findall(README):
         path, _, anchor = link.partition("#")

@@ -205,10 +205,10 @@ async def test_a_workflow_gets_its_input(service: MongoSessionService) -> None:
     assert await inbox(service) == {}
 
 
-async def test_nobody_is_asked_for_what_has_expired(
+async def test_an_expired_session_waits_for_no_answer(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
-    """A session that is gone does not wait, and its answer finds no session."""
+    """It is not found among those that wait, and its answer finds no session."""
     await service.create_session(app_name=APP, user_id=USER, session_id="s", ttl=60)
     tool = FunctionTool(ship, require_confirmation=True)
     runner = clerk(service, tool, call("ship", **CALL))

@@ -39,7 +39,7 @@ async def tell(service: MongoSessionService, session_id: str, text: str) -> None
         await service.append_event(session, event)
 
 
-async def test_search_forgets_what_sessions_lose(
+async def test_the_search_index_drops_removed_text(
     search: ModuleType, database: str, admin: MongoClient
 ) -> None:
     """Deleted, redacted, trimmed or expired: no document has the text any more.

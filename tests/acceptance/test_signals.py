@@ -60,14 +60,14 @@ async def test_an_export_leaves_no_part_of_its_file(
         (signal.SIGHUP, 1),
     ],
 )
-async def test_the_live_page_ends_quietly_however_often_it_is_told(
+async def test_the_live_page_ends_quietly_after_many_signals(
     mongodb_uri: str,
     service: MongoSessionService,
     database: str,
     ending: int,
     times: int,
 ) -> None:
-    """Who presses Ctrl-C twice, or five times, sees no traceback."""
+    """Two or five times Ctrl-C leave no traceback."""
     await fill(service)
     arguments = [mongodb_uri, "--database", database, "--port", "0", "--no-open"]
     with start("live", *arguments) as process:

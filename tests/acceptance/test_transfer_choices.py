@@ -24,7 +24,7 @@ from mongo_session_service.model.wording import counted
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )
-async def test_what_is_chosen_moves_alone_and_is_verified_alone(
+async def test_import_and_verify_concern_the_chosen_sessions_only(
     place: Place,
     mongodb_uri: str,
     database: str,
@@ -33,7 +33,7 @@ async def test_what_is_chosen_moves_alone_and_is_verified_alone(
     sessions: int,
     events: int,
 ) -> None:
-    """Several apps and users, and what was updated since; import and verify agree."""
+    """They are chosen by apps, by users, and by the time of their last update."""
     store = await sqlite(place)
     command = [*store.command, mongodb_uri, "--database", database, *chosen]
 
@@ -88,10 +88,10 @@ async def test_a_conflict_fails_or_is_skipped_or_replaced(
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
-async def test_what_cannot_be_read_fails_or_is_skipped_and_always_told(
+async def test_unreadable_sessions_fail_an_import_or_are_skipped(
     place: Place, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """A dry run tells all of it, --on-error fail the first, and skip moves the rest."""
+    """All are reported, also by a dry run; --on-error decides what follows."""
     store = await sqlite(place)
     with sqlite3.connect(place.folder / "sessions.db") as file:
         file.execute("UPDATE events SET event_data = '{' WHERE id = 's2-1-agent'")

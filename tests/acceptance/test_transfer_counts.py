@@ -11,7 +11,7 @@ from support.cli_runner import call
 from mongo_session_service import MongoSessionService
 
 
-async def test_one_of_each_is_told_as_one(
+async def test_counts_of_one_are_singular(
     service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
 ) -> None:
     """Sessions, events, shared states and differences are plural when they are many."""
@@ -38,10 +38,10 @@ async def test_one_of_each_is_told_as_one(
     assert verified.stdout.endswith(": 1 difference.\n")
 
 
-async def test_figures_are_told_in_json(
+async def test_figures_are_printed_as_json(
     service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
 ) -> None:
-    """One object each on standard output; what differs is said on standard error."""
+    """One object each on standard output; differences are on standard error."""
     session = await service.create_session(app_name="a", user_id="u")
     for _ in range(2):
         await service.append_event(session, Event(author="x"))

@@ -72,7 +72,7 @@ def test_the_package_index_will_accept_it(tools: Path, dist: Path) -> None:
     output(tools / "python", "-m", "twine", "check", "--strict", *files, cwd=dist)
 
 
-def test_each_file_holds_what_it_should(dist: Path, wheel: Path) -> None:
+def test_each_distribution_holds_the_right_files(dist: Path, wheel: Path) -> None:
     """The wheel is the package and nothing else; the source archive can be tested."""
     tracked = output("git", "ls-files", cwd=ROOT).splitlines()
     package = {path for path in tracked if path.startswith("mongo_session_service/")}

@@ -22,7 +22,9 @@ async def read(ours: MongoSessionService) -> Session:
     return found
 
 
-async def test_an_event_follows_what_is_stored(ours: MongoSessionService) -> None:
+async def test_an_event_is_appended_to_the_stored_log(
+    ours: MongoSessionService,
+) -> None:
     """It is stored last with its state, of all scopes, and ``temp:`` is left out."""
     session = await ours.create_session(**KEY, state={"k": 0, "kept": 1})
     await ours.append_event(session, Event(author="agent"))
@@ -63,8 +65,8 @@ async def test_a_webhook_that_is_sent_twice(ours: MongoSessionService) -> None:
         await ours.append(**KEY, event=event.model_copy(update={"timestamp": 2.0}))
 
 
-async def test_what_is_refused(ours: MongoSessionService) -> None:
-    """Without a session, and for parts and rewinds, nothing is stored."""
+async def test_appends_without_a_session_are_refused(ours: MongoSessionService) -> None:
+    """A missing session, a partial event and a rewind store nothing."""
     with pytest.raises(SessionNotFoundError):
         await ours.append(**KEY, event=Event(author="hook"))
     await ours.create_session(**KEY)
@@ -96,7 +98,7 @@ async def test_an_event_waits_for_the_response_to_a_call(
     assert authors == ["agent", "agent", "hook"]
 
 
-async def test_calls_that_nothing_waits_for(ours: MongoSessionService) -> None:
+async def test_some_calls_delay_no_event(ours: MongoSessionService) -> None:
     """A long-running call, the turn's own, or one of long ago, delays no event."""
     session = await ours.create_session(**KEY)
     long_ago = called("f")

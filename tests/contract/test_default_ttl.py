@@ -19,7 +19,9 @@ async def ids(service: MongoSessionService) -> list[str]:
     return sorted(each.id for each in listed.sessions)
 
 
-async def test_it_is_for_sessions_that_say_nothing(brief: MongoSessionService) -> None:
+async def test_a_default_applies_where_no_time_to_live_is_given(
+    brief: MongoSessionService,
+) -> None:
     """A time to live, an end, or never are each kept; all others get the default."""
     clock = Clock.set()
     end = datetime.fromtimestamp(clock.now + 300, UTC)
@@ -39,7 +41,9 @@ async def test_it_is_for_sessions_that_say_nothing(brief: MongoSessionService) -
     assert left == [["default", "end", "never"], ["end", "never"], ["never"]]
 
 
-async def test_appends_renew_it(brief: MongoSessionService) -> None:
+async def test_appends_renew_the_default_time_to_live(
+    brief: MongoSessionService,
+) -> None:
     """A session in use lives on, and ends its time after the last append."""
     clock = Clock.set()
     session = await brief.create_session(**SESSION)
@@ -67,7 +71,9 @@ async def test_an_update_to_never_stays(brief: MongoSessionService) -> None:
     assert await ids(brief) == ["infinity", "none"]
 
 
-async def test_a_fork_keeps_what_its_source_has(brief: MongoSessionService) -> None:
+async def test_a_fork_keeps_the_time_to_live_of_its_source(
+    brief: MongoSessionService,
+) -> None:
     """A copy of a session that never ends does not end either."""
     clock = Clock.set()
     await brief.create_session(**SESSION, ttl=math.inf)

@@ -85,8 +85,10 @@ async def test_the_events_of_an_invocation(ours: MongoSessionService) -> None:
             assert [each async for each in reading] == wanted
 
 
-async def test_what_rewinds_leave(ours: MongoSessionService) -> None:
-    """It is what ADK makes of the log, in both directions, of any part, by turn."""
+async def test_events_are_read_without_those_that_rewinds_undo(
+    ours: MongoSessionService,
+) -> None:
+    """The rest is as ADK has it, in both directions, of any part, by turn."""
     chance = random.Random(7)  # noqa: S311  no secret
     turns = [f"turn {n} \ud800" for n in range(14)]
     events = [

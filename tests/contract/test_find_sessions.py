@@ -62,8 +62,8 @@ async def test_pages_are_in_the_order_of_creation(ours: MongoSessionService) -> 
     assert await find(ours, app_name="none") == []
 
 
-async def test_an_item_is_what_a_list_shows(ours: MongoSessionService) -> None:
-    """An item has a session's details, and its state as list_sessions has it."""
+async def test_an_item_has_details_and_state(ours: MongoSessionService) -> None:
+    """Its state is as list_sessions has it."""
     clock = Clock.set()
     state = {"own": [1, {"a.b": 2**70}], "user:u": 1, "app:a": {"x": 1}}
     details: dict[str, Any] = {"title": None, "labels": {"a": "b"}, "ttl": 60}
@@ -127,10 +127,10 @@ async def test_pages_are_in_the_order_of_updates(ours: MongoSessionService) -> N
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
-async def test_what_stands_still_is_found_once(
+async def test_unchanged_sessions_are_found_once(
     ours: MongoSessionService, *, newest_first: bool
 ) -> None:
-    """While sessions are appended to, pages have each other session exactly once."""
+    """While others are appended to, pages have each of them exactly once."""
     clock = await fill(ours)
     search: dict[str, Any] = {"order_by": "update_time", "newest_first": newest_first}
     found: list[str] = []
@@ -191,7 +191,7 @@ OTHER: list[tuple[Any, Any]] = [
 ]
 
 
-async def test_values_find_what_equals_them(ours: MongoSessionService) -> None:
+async def test_values_find_equal_values_only(ours: MongoSessionService) -> None:
     """A value finds sessions whose state has it, and none that only comes near it."""
     for number, (stored, _) in enumerate(SAME + OTHER):
         state = {f"a.$%{number}": stored}

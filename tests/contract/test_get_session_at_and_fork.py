@@ -133,7 +133,7 @@ async def test_a_fork_keeps_the_details(ours: MongoSessionService) -> None:
     assert changed.expire_time is not None
 
 
-async def test_what_cannot_be_forked(ours: MongoSessionService) -> None:
+async def test_impossible_forks_are_refused(ours: MongoSessionService) -> None:
     """Without a source, beyond its log, or onto another session there is no fork."""
     with pytest.raises(SessionNotFoundError):
         await ours.fork_session(**KEY)

@@ -74,7 +74,7 @@ async def test_a_part_of_the_log(ours: MongoSessionService) -> None:
 
 
 async def test_events_appended_meanwhile_come_too(ours: MongoSessionService) -> None:
-    """A reader forwards is told what is appended while it reads; backwards not."""
+    """A reader forwards receives what is appended while it reads; backwards not."""
     await fill(ours, 4)
     session = await ours.get_session(**SESSION)
     assert session is not None

@@ -100,7 +100,9 @@ async def test_old_sessions_are_pruned(ours: MongoSessionService) -> None:
     assert (old, await ids(ours)) == (Pruned(1, 1), ["expiring", "later"])
 
 
-async def test_what_has_expired_is_pruned_of_one_app(ours: MongoSessionService) -> None:
+async def test_expired_sessions_of_one_app_are_pruned(
+    ours: MongoSessionService,
+) -> None:
     """Of others nothing is removed, and nothing that is idle only."""
     clock = Clock.behind(90 * DAY)
     await create(ours, "idle")

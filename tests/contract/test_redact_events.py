@@ -57,7 +57,7 @@ async def stored(service: MongoSessionService, session_id: str = "s") -> Any:
     return await service.get_session(**ADA, session_id=session_id)
 
 
-async def test_what_was_said_is_gone_and_the_event_stays(
+async def test_content_is_redacted_and_the_event_stays(
     ours: MongoSessionService,
 ) -> None:
     """Ids, names, author, time and place in the log stay; nothing else is shown."""
@@ -81,7 +81,7 @@ async def test_what_was_said_is_gone_and_the_event_stays(
     assert [revision async for revision, _ in ours.iter_events(**KEY)] == [1, 2, 3]
 
 
-async def test_it_is_done_once(ours: MongoSessionService) -> None:
+async def test_a_redaction_is_done_once(ours: MongoSessionService) -> None:
     """What is redacted is not redacted again; a loaded session does not get stale."""
     await fill(ours, secret(1), secret(2, "i2"), secret(3, "i2"))
     session = await stored(ours)
@@ -95,7 +95,7 @@ async def test_it_is_done_once(ours: MongoSessionService) -> None:
     assert shown == ["[redacted]", "XXX", "XXX", "Go on"]
 
 
-async def test_state_that_others_have_set_since_stays(
+async def test_state_set_by_later_events_stays(
     ours: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Keys whose value comes from the event are named, and replaced if asked for."""
@@ -121,8 +121,10 @@ async def test_state_that_others_have_set_since_stays(
     assert (await stored(ours)).state == {**gone, "b": "new"}
 
 
-async def test_forks_are_reached_if_asked_for(ours: MongoSessionService) -> None:
-    """Copies in forks go, in forks of forks as well, but not what another has said."""
+async def test_a_redaction_reaches_forks_if_asked_for(
+    ours: MongoSessionService,
+) -> None:
+    """Copies in forks of forks are redacted as well, and no other event of a fork."""
     await fill(ours, secret(1, k=CARD), secret(2, "i2", k=CARD), secret(3, "i3"))
     await ours.fork_session(**KEY, new_session_id="first", at_revision=1)
     await ours.fork_session(**KEY, new_session_id="all")
@@ -169,10 +171,10 @@ async def test_a_call_that_is_redacted_waits_no_more(
     assert (await ours.find_sessions(**ADA, waiting=True)).sessions == []
 
 
-async def test_nothing_is_redacted_if_something_is_not_there(
+async def test_a_redaction_with_an_unknown_event_changes_nothing(
     ours: MongoSessionService,
 ) -> None:
-    """Events that are not of the session are named."""
+    """The error names events that are not of the session."""
     await fill(ours, secret(1))
     with pytest.raises(InvalidInputError, match="no event with id 'e2', 'e3'"):
         await ours.redact_events(**KEY, event_ids=["e1", "e2", "e3"])

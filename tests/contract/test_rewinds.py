@@ -34,7 +34,7 @@ async def rewind(sessions: BaseSessionService, before: str) -> None:
     )
 
 
-async def test_a_rewind_undoes_what_events_have_set(
+async def test_a_rewind_restores_the_values_of_earlier_events(
     sessions: BaseSessionService,
 ) -> None:
     """Keys go back to what earlier events have set; those set since are None."""

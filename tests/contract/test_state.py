@@ -30,7 +30,7 @@ async def reload(sessions: BaseSessionService, session: Session) -> Session:
     return found
 
 
-async def test_scopes_reach_as_far_as_their_prefix_says(
+async def test_each_prefix_has_its_scope(
     sessions: BaseSessionService,
 ) -> None:
     """app: is seen by every user, user: by every session, the rest by one session."""

@@ -81,10 +81,10 @@ async def test_each_side_renames(ours: MongoSessionService) -> None:
     "value",
     [{}, None, "text", *({"displayName": it} for it in ("", 1, "x" * 1001, "\ud800"))],
 )
-async def test_what_is_no_title_is_stored_all_the_same(
+async def test_a_display_name_that_is_no_title_is_stored_as_state(
     ours: MongoSessionService, value: object
 ) -> None:
-    """A delta whose display name cannot be a title is state, and ends the title."""
+    """It ends the title that the session had."""
     await ours.create_session(**SESSION, title="A")
 
     await rename(ours, {KEY: value, "k": 1})
@@ -153,8 +153,10 @@ async def test_a_rewind_undoes_renames_of_the_log(ours: MongoSessionService) -> 
     assert (await titles(ours))[:3] == (None, None, 0)
 
 
-async def test_the_log_has_what_was_appended(ours: MongoSessionService) -> None:
-    """A rename without an event is in no earlier state, and in no fork of one."""
+async def test_a_rename_without_an_event_is_in_no_log(
+    ours: MongoSessionService,
+) -> None:
+    """No earlier state, and no fork of one, has it."""
     await ours.create_session(**SESSION, state=named("A"))
     await rename(ours, named("B"))
     await ours.update_session(**SESSION, title="C")

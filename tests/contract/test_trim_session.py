@@ -103,7 +103,7 @@ async def test_old_events_go_and_state_stays(
     assert await ours.trim_session(**KEY, keep_last=4) == 6 - removed
 
 
-async def test_what_is_trimmed_cannot_be_asked_for(ours: MongoSessionService) -> None:
+async def test_revisions_before_the_cut_are_refused(ours: MongoSessionService) -> None:
     """Below the cut, there is neither a past nor a fork; the error names the cut."""
     await fill(ours)
     await ours.trim_session(**KEY, before_revision=5)
@@ -225,7 +225,9 @@ async def test_calls_keep_their_responses(ours: MongoSessionService) -> None:
     assert await ours.trim_session(**KEY, keep_last=1) == 4
 
 
-async def test_rewinds_keep_what_they_have_undone(ours: MongoSessionService) -> None:
+async def test_a_cut_keeps_a_rewind_with_the_events_it_undid(
+    ours: MongoSessionService,
+) -> None:
     """A rewind and what it undid are kept or removed together."""
     session = await ours.create_session(**KEY)
     rewind = EventActions(rewind_before_invocation_id="b")
@@ -242,7 +244,7 @@ async def test_rewinds_keep_what_they_have_undone(ours: MongoSessionService) -> 
     assert await ours.trim_session(**KEY, keep_last=1) == 4
 
 
-async def test_a_rewind_to_what_was_trimmed_is_stale(ours: MongoSessionService) -> None:
+async def test_a_rewind_to_a_trimmed_event_is_stale(ours: MongoSessionService) -> None:
     """ADK would pass over it, so it is refused, and nothing is stored."""
     session = await ours.create_session(**KEY)
     for turn in "abc":

@@ -42,7 +42,7 @@ async def test_parallel_requests_follow_each_other(ours: MongoSessionService) ->
     assert shown == [log[: 2 * count] for count in range(1, 7)]
 
 
-async def test_others_append_meanwhile_and_nothing_is_stale(
+async def test_a_turn_makes_no_append_stale(
     ours: MongoSessionService,
 ) -> None:
     """A turn changes neither revision nor update time, and holds up no append."""
@@ -55,7 +55,7 @@ async def test_others_append_meanwhile_and_nothing_is_stale(
     assert (await ours.get_session(**IDS)) == before
 
 
-async def test_who_does_not_wait_long_learns_who_has_the_turn(
+async def test_a_caller_that_gives_up_waiting_gets_the_holders_name(
     ours: MongoSessionService,
 ) -> None:
     """The error names process and time; the caller has left the queue."""
@@ -131,8 +131,8 @@ async def test_a_body_that_lost_its_turn_appends_nothing(
     assert [event.author for event in stored.events] == ["next"]
 
 
-async def test_whoever_gives_up_is_passed_over(ours: MongoSessionService) -> None:
-    """A cancelled caller keeps neither its turn nor its place."""
+async def test_a_cancelled_waiter_is_passed_over(ours: MongoSessionService) -> None:
+    """It keeps neither its turn nor its place."""
     async with asyncio.timeout(60):
         tasks = [asyncio.create_task(answer(ours, name)) for name in "abc"]
         await asyncio.sleep(0)

@@ -176,10 +176,10 @@ async def test_appends_leave_a_fixed_end(
 
 
 @pytest.mark.parametrize(("before", "after"), [(10, 100), (100, 10), (None, 10)])
-async def test_appends_renew_what_was_changed_meanwhile(
+async def test_appends_renew_a_time_to_live_that_was_changed_meanwhile(
     ours: MongoSessionService, before: float | None, after: float
 ) -> None:
-    """An append through an older Session renews the time to live that holds now."""
+    """Also through a Session that was loaded before."""
     clock = Clock.set()
     session = await ours.create_session(**SESSION, ttl=before)
     await ours.update_session(**SESSION, ttl=after)
@@ -197,7 +197,9 @@ async def test_appends_renew_what_was_changed_meanwhile(
     assert await ids(ours) == []
 
 
-async def test_appends_do_not_renew_what_was_ended(ours: MongoSessionService) -> None:
+async def test_appends_do_not_bring_back_a_removed_time_to_live(
+    ours: MongoSessionService,
+) -> None:
     """A session that is to stay does so, though older copies know of an end."""
     clock = Clock.set()
     session = await ours.create_session(**SESSION, ttl=10)
@@ -267,7 +269,7 @@ async def test_an_expired_id_is_free(ours: MongoSessionService) -> None:
         await ours.append_event(old, Event(author="x"))
 
 
-async def test_prune_removes_what_has_expired(ours: MongoSessionService) -> None:
+async def test_prune_removes_expired_sessions(ours: MongoSessionService) -> None:
     """A prune removes what it counted before, and nothing that anyone is shown."""
     clock = Clock.behind(100)
     for number in range(3):

@@ -73,7 +73,9 @@ async def test_a_rewind_takes_back_questions_and_answers(
     assert await ids(ours) == ["c1", "c3"]
 
 
-async def test_copies_wait_for_what_their_logs_ask(ours: MongoSessionService) -> None:
+async def test_a_fork_waits_for_the_open_calls_of_its_log(
+    ours: MongoSessionService,
+) -> None:
     """A fork waits as the session did at its end."""
     await start(ours, ask("c1"), ask("c2", turn="i2"), answer("c1"))
     await ours.fork_session(**KEY, new_session_id="whole")
@@ -85,7 +87,7 @@ async def test_copies_wait_for_what_their_logs_ask(ours: MongoSessionService) ->
     assert await ids(ours, "none") == []
 
 
-async def test_what_was_trimmed_waits_no_more(
+async def test_a_trimmed_call_is_not_waited_for(
     ours: MongoSessionService,
 ) -> None:
     """A call that is too old to be answered goes with its event."""

@@ -52,7 +52,7 @@ def test_both_schemes_are_registered(scheme: str) -> None:
     assert service.database_name == "chats"
 
 
-def test_what_is_registered_precedes_what_adk_passes() -> None:
+def test_registered_options_precede_those_that_adk_passes() -> None:
     """A URI or a database that was registered counts, also if ADK was given another."""
     register(uri="mongodb://127.0.0.1:1/ours")
     by_uri = built("mongodb://")

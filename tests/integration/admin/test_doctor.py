@@ -125,18 +125,18 @@ async def test_a_clock_that_is_wrong_is_found(
     assert 4 < float(seconds) < 6
 
 
-async def test_newer_data_is_told(
+async def test_the_doctor_reports_newer_data(
     filled: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """Data that this release would refuse is looked at all the same."""
+    """Data that this release would refuse is examined all the same."""
     admin[database].metadata.update_one({"_id": "schema"}, {"$set": {"version": 99}})
 
     assert bad(await examined(filled)) == {"schema version": Status.FAILED}
 
 
 @SECURED
-async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
-    """Without a privilege the rest is examined; the refused command is named."""
+async def test_the_doctor_names_commands_that_it_may_not_run(server: Secured) -> None:
+    """Without a privilege the rest is examined."""
     server.grant(needs(["sessions"], "examined"))
 
     service = MongoSessionService(server.uri(), database="examined")
@@ -174,10 +174,10 @@ async def test_an_outage_is_no_finding(
 
 
 @SECURED
-def test_the_command_ends_with_what_it_found(
+def test_the_doctors_exit_code_reports_failures(
     server: Secured, admin: MongoClient, mongodb_uri: str, database: str
 ) -> None:
-    """It exits with 3 if something failed; read by people, in colours on a terminal.
+    """It is 3 if something failed; a terminal shows the findings in colours.
 
     Programs read it as JSON.
     """

@@ -222,14 +222,14 @@ async def test_a_feature_needs_no_more_than_is_granted_for_it(
         if each.database == DATABASE and each not in IMPLIED
     ],
 )
-async def test_a_missing_privilege_is_told_with_the_refused_command(
+async def test_an_error_for_a_missing_privilege_names_the_refused_command(
     server: Secured,
     clean: MongoSessionService,
     feature: str,
     privilege: Privilege,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without any one of its privileges, a feature says what failed and what to do."""
+    """Without any one of its privileges, a feature names what failed and the remedy."""
     if feature == "setup":
         drop(server.admin, DATABASE)
     granted = needs([*BESIDES[feature], feature], DATABASE, PREFIX)
@@ -278,7 +278,7 @@ async def test_an_abandoned_turn_is_taken_over_with_the_role_for_sessions(
     assert told == ["running", *(["abandoned"] if more else [])]
 
 
-async def test_the_oplog_is_measured_by_who_may_read_it(
+async def test_privileges_of_the_feed_suffice_to_measure_the_oplog(
     server: Secured, clean: MongoSessionService
 ) -> None:
     """What is granted for changes suffices to tell how far the oplog reaches."""
@@ -290,8 +290,8 @@ async def test_the_oplog_is_measured_by_who_may_read_it(
                 await asyncio.sleep(0.01)
 
 
-def test_who_may_not_set_up_is_told_so(server: Secured) -> None:
-    """The command names what is missing, and claims nothing."""
+def test_setup_names_the_privileges_it_lacks(server: Secured) -> None:
+    """It reports no success."""
     server.grant(needs(["sessions"], "cli"))
 
     told = run("setup", server.uri(), "--database", "cli")
@@ -301,8 +301,8 @@ def test_who_may_not_set_up_is_told_so(server: Secured) -> None:
     assert "schema version None" not in told.stderr
 
 
-def test_what_the_command_prints_is_a_role(server: Secured) -> None:
-    """The server takes what ``grants --json`` prints; without a server to ask."""
+def test_the_server_accepts_the_printed_role(server: Secured) -> None:
+    """``grants --json`` prints it, without asking a server."""
     options = ["--database", "cli", "--prefix", PREFIX, "--role", "printed", "--json"]
     printed = run("grants", *options, "--for", "import")
 

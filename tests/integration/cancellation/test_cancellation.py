@@ -88,10 +88,10 @@ async def test_a_cancelled_append_that_fails_changes_nothing(
     assert open_transactions(admin) == 0
 
 
-async def test_those_who_wait_can_be_cancelled_alone(
+async def test_a_waiting_append_can_be_cancelled_alone(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
-    """An append cancelled while it waits for its turn is not stored; others are."""
+    """It is not stored; those before and after it are."""
     session = await victim.create_session(**IDS)
     events = [Event(id=str(number), author="x") for number in range(3)]
 
@@ -108,7 +108,7 @@ async def test_those_who_wait_can_be_cancelled_alone(
     assert [event.id for event in (await read(victim)).events] == ["0", "2"]
 
 
-async def test_a_statement_that_arrives_after_its_abort_begins_nothing(
+async def test_a_statement_that_arrives_after_its_abort_opens_no_transaction(
     admin: MongoClient, database: str
 ) -> None:
     """A handler that is cancelled leaves no transaction, in whatever order it ends."""

@@ -158,7 +158,7 @@ async def test_a_read_of_any_member_cancelled_at_every_point(
 
 
 @at_every_point
-async def test_following_cancelled_at_every_point(
+async def test_a_reader_cancelled_at_every_point(
     world: World,
     admin: MongoClient,
     subtests: pytest.Subtests,
@@ -166,7 +166,7 @@ async def test_following_cancelled_at_every_point(
     late: Late,
     step: int,
 ) -> None:
-    """Who goes on is told all that is left, once."""
+    """Another one that resumes receives everything that is left, once."""
     async with world.service.watch("nobody"):
         for case in FOLLOWERS:
             with subtests.test(case.what, how=case.prepare.__name__):
@@ -175,7 +175,7 @@ async def test_following_cancelled_at_every_point(
 
 @pytest.mark.limits(lease_seconds=3 * PATIENCE)
 @at_every_point
-async def test_consuming_cancelled_at_every_point(
+async def test_a_consumer_cancelled_at_every_point(
     world: World,
     admin: MongoClient,
     subtests: pytest.Subtests,
@@ -183,7 +183,7 @@ async def test_consuming_cancelled_at_every_point(
     late: Late,
     step: int,
 ) -> None:
-    """What was committed is not told again, all else is, and the name is free."""
+    """Committed changes are not delivered again, others are; the name is free."""
     # Who is cancelled lets go of it: whoever waited for its end would wait too long.
     for case in CONSUMERS:
         with subtests.test(case.what, how=case.prepare.__name__):

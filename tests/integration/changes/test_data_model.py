@@ -154,7 +154,7 @@ async def test_the_log_and_the_initial_state_rebuild_a_session(
     assert different(own, {k: v for k, v in found.state.items() if ":" not in k}) == {}
 
 
-async def test_names_are_escaped_where_the_page_says(
+async def test_names_are_escaped_as_documented(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """In state, not in events; and whole only where there is no other way."""

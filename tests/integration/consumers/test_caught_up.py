@@ -21,7 +21,7 @@ async def caught_up(service: MongoSessionService, **options: Any) -> list[Change
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-async def test_each_run_handles_what_came_since_the_last(
+async def test_each_run_handles_the_changes_since_the_last(
     service: MongoSessionService, concurrency: int
 ) -> None:
     """The log at first, then what changed, then nothing; and the name is free."""
@@ -70,7 +70,7 @@ async def test_a_run_without_changes_moves_its_checkpoint(
     assert positions[0] < positions[1]
 
 
-async def test_what_is_written_meanwhile_does_not_keep_it(
+async def test_changes_after_its_start_do_not_prolong_a_run(
     service: MongoSessionService,
 ) -> None:
     """A handler whose own appends would feed it for ever is left."""
@@ -88,7 +88,7 @@ async def test_what_is_written_meanwhile_does_not_keep_it(
     assert calls >= 1
 
 
-async def test_it_waits_for_the_name_first(service: MongoSessionService) -> None:
+async def test_a_run_waits_for_the_name(service: MongoSessionService) -> None:
     """While another reader has the name, the run stands by; then it catches up."""
     session = await create(service)
     other = service.consumer("c")
@@ -103,7 +103,7 @@ async def test_it_waits_for_the_name_first(service: MongoSessionService) -> None
     assert told(await running) == [("s", 1)]
 
 
-async def test_the_option_is_a_flag(service: MongoSessionService) -> None:
+async def test_until_caught_up_is_a_flag(service: MongoSessionService) -> None:
     """Anything else is refused before the name is acquired."""
     with pytest.raises(InvalidInputError, match="until_caught_up must be"):
         await service.consumer("c").run(print, until_caught_up=1)  # type: ignore[arg-type]

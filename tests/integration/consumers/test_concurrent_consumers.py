@@ -60,10 +60,10 @@ def _waiting(tasks: set[asyncio.Task[Any]]) -> list[object]:
     return [each for each in tasks if "_start_coordinator" in repr(each.get_coro())]
 
 
-async def test_who_has_left_the_queue_is_not_in_it(
+async def test_a_reader_that_gave_up_waiting_takes_no_lease(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """A reader that gave up waiting, and was let go, takes no lease later."""
+    """It is no longer in the queue for the name."""
     await append(service, await create(service))
     async with service.consumer("c") as holder:
         await take(holder, 1)

@@ -94,10 +94,10 @@ async def test_nothing_behind_an_unhandled_change_is_committed(
         assert told(await take(other, 3)) == [("b", 1), ("c", 1), ("c", 2)]
 
 
-async def test_who_fails_becomes_a_dead_letter_beside_others(
+async def test_changes_that_fail_together_are_each_a_dead_letter(
     service: MongoSessionService,
 ) -> None:
-    """Several fail at once: each is kept once, and everything is committed."""
+    """Each is kept once, and everything is committed."""
     await populate(service, a=2, b=2, c=2)
     consumer, calls = service.consumer("c"), list[Seen]()
 
@@ -119,10 +119,10 @@ async def test_who_fails_becomes_a_dead_letter_beside_others(
     assert (created.kind, told([appended])) == ("created", [("d", 1)])
 
 
-async def test_closing_lets_what_has_begun_finish(
+async def test_closing_lets_running_handlers_finish(
     service: MongoSessionService,
 ) -> None:
-    """Handlers at work end and are committed; others are not called any more."""
+    """They are committed; no other handler is called."""
     await populate(service, a=2, b=2)
     consumer, seen = service.consumer("c"), list[Seen]()
     meeting = asyncio.Barrier(2)

@@ -24,7 +24,7 @@ async def committed(admin: MongoClient, database: str) -> Any:
     return replayed and replayed["revision"]
 
 
-async def test_what_is_read_together_is_committed_together(
+async def test_changes_of_one_page_are_committed_together(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """Nothing is committed between two changes of one page, and all of it after it."""
@@ -78,7 +78,7 @@ async def test_an_idle_run_has_committed(
     assert not running.cancelled()
 
 
-async def test_a_cancelled_run_commits_what_it_has_handled(
+async def test_a_cancelled_run_commits_the_handled_changes(
     service: MongoSessionService,
 ) -> None:
     """Only the change at hand is delivered again."""

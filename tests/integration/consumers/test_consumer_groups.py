@@ -52,7 +52,7 @@ def billed(admin: MongoClient, database: str) -> list[int]:
     return [each["revision"] for each in admin[database].bills.find().sort("_id")]
 
 
-async def test_what_is_read_together_is_one_transaction(
+async def test_changes_of_one_page_share_a_transaction(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """Handlers of changes read together write in one transaction."""
@@ -107,10 +107,10 @@ async def test_after_a_failure_each_change_is_alone(
     assert (letter.change.revision, letter.attempts) == (3, 2)
 
 
-async def test_who_goes_on_in_an_aborted_transaction_harms_no_other(
+async def test_a_handler_that_ignores_an_abort_harms_no_other(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """Whoever passes over the server's error is given up; what follows is committed."""
+    """Its change becomes a dead letter, and those after it are committed."""
     admin[database].paid.insert_one({"_id": 1})
     await append(service, await create(service), 3)
     consumer = service.consumer("c")

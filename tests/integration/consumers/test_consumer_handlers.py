@@ -86,7 +86,7 @@ async def test_a_handler_need_not_be_a_coroutine(
     assert calls == [1, 2]
 
 
-async def test_what_fails_for_good_becomes_a_dead_letter(
+async def test_a_change_that_fails_every_attempt_becomes_a_dead_letter(
     service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After max_attempts a change is kept with its error, and the next one handled."""
@@ -187,10 +187,10 @@ async def test_every_kind_of_change_can_become_a_dead_letter(
             _ = letter.change
 
 
-async def test_what_is_gone_is_no_dead_letter_after_a_replay(
+async def test_a_dead_letter_of_a_trimmed_event_is_removed_by_a_replay(
     service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A letter whose event was trimmed is removed with a warning, and not handled."""
+    """It is removed with a warning, and not handled."""
     await append(service, await create(service), 2)
     consumer = service.consumer("c")
     await run(consumer, Handler(consumer, 2, fails_on={1, 2}).handle, max_attempts=1)

@@ -52,7 +52,7 @@ async def test_lost_history_is_an_error(
 async def test_lost_history_can_be_replayed(
     victim: MongoSessionService, admin: MongoClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The whole log is told again, and what follows, with a warning."""
+    """The whole log is delivered again, and what follows, with a warning."""
     session = await be_away(victim)
 
     async with victim.consumer("c", on_history_lost="replay") as consumer:
@@ -68,7 +68,7 @@ async def test_lost_history_can_be_replayed(
 async def test_lost_history_can_be_skipped(
     victim: MongoSessionService, admin: MongoClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What happens from now on is told, with a warning."""
+    """Changes from now on are delivered, with a warning."""
     session = await be_away(victim)
 
     async with victim.consumer("c", on_history_lost="skip") as consumer:

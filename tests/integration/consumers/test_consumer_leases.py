@@ -57,7 +57,7 @@ async def test_a_second_reader_waits_for_the_first(
 
 
 @stalls
-async def test_who_was_overtaken_can_commit_nothing(
+async def test_a_reader_that_lost_its_lease_cannot_commit(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """A stalled reader's commit is refused, and the new one's position stays."""
@@ -74,10 +74,10 @@ async def test_who_was_overtaken_can_commit_nothing(
 
 
 @stalls
-async def test_who_was_overtaken_is_told_so(
+async def test_a_reader_that_lost_its_lease_gets_an_error(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """A stalled reader that goes on reading gets an error, not more changes."""
+    """A stalled reader that goes on reading receives no more changes."""
     first, second = await overtaken(service, admin, database)
 
     with pytest.raises(LeaseLostError):
@@ -88,7 +88,7 @@ async def test_who_was_overtaken_is_told_so(
 
 
 @stalls
-async def test_who_was_overtaken_can_finish_no_transaction(
+async def test_a_reader_that_lost_its_lease_commits_no_transaction(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """What a stalled reader's handler has written in its transaction is undone."""
@@ -113,13 +113,13 @@ async def test_who_was_overtaken_can_finish_no_transaction(
     assert admin[database].bills.count_documents({}) == 0
 
 
-async def test_a_claimant_that_stalls_deposes_nobody(
+async def test_a_reader_that_stalled_after_taking_the_lease_waits_again(
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A reader that stalls right after it took the lease waits once that expired."""
+    """If the lease has expired meanwhile, it does not depose the next one."""
     await append(service, await create(service), 3)
     has_taken, may_resume = asyncio.Event(), asyncio.Event()
     acquire = lease.Lease.acquire
@@ -180,7 +180,7 @@ async def test_the_epoch_rises_with_every_reader(
             assert (await service.consumers())[0].epoch == epoch
 
 
-async def test_a_commit_that_comes_late_takes_nothing_back(
+async def test_a_late_commit_does_not_move_the_position_back(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
     """A commit that is overtaken by a later one does not undo it."""

@@ -42,8 +42,10 @@ async def test_closing_the_service_lets_a_handler_finish(
         assert told(await take(other, 1)) == [("s", 2)]
 
 
-async def test_who_waits_for_a_name_can_be_closed(service: MongoSessionService) -> None:
-    """A consumer that stands by ends when it, or the service, is closed."""
+async def test_a_consumer_that_waits_for_its_name_can_be_closed(
+    service: MongoSessionService,
+) -> None:
+    """It ends when it, or the service, is closed."""
     await create(service)
     holder, first, second = (service.consumer("c") for _ in range(3))
     holding = asyncio.create_task(anext(holder))
@@ -100,7 +102,7 @@ async def bury(service: MongoSessionService, error: Exception, last: int) -> Non
         await consumer.run(handler, max_attempts=1)
 
 
-async def test_two_who_replay_a_dead_letter_do_it_once(
+async def test_two_replays_of_a_dead_letter_handle_it_once(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """With transactions, the second finds it gone and leaves nothing behind."""
@@ -180,7 +182,7 @@ async def test_a_replay_after_a_drop_is_of_the_new_log(
         assert told(await take(consumer, 1)) == [("s", 3)]
 
 
-async def test_a_replay_passes_over_what_others_wrote(
+async def test_a_replay_passes_over_foreign_documents(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """A strange document in the log does not stop its consumers."""
@@ -210,10 +212,10 @@ async def test_consumers_may_be_made_while_the_service_closes(
     await asyncio.gather(*reading, return_exceptions=True)
 
 
-async def test_a_commit_after_closing_is_not_ignored(
+async def test_a_commit_after_closing_is_refused(
     service: MongoSessionService,
 ) -> None:
-    """Whose change is delivered again elsewhere is told so."""
+    """Its change is delivered again elsewhere."""
     await append(service, await create(service))
     consumer = service.consumer("c")
     await take(consumer, 1)

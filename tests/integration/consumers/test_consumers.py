@@ -20,7 +20,7 @@ from mongo_session_service import (
 
 
 async def test_a_new_name_begins_with_the_log(service: MongoSessionService) -> None:
-    """Every event ever appended is told first, then what happens from now on."""
+    """Every event ever appended is delivered first, then what happens from now on."""
     for name in ("one", "two"):
         await append(service, await create(service, name), 2)
 
@@ -40,7 +40,7 @@ async def test_a_new_name_begins_with_the_log(service: MongoSessionService) -> N
 
 
 async def test_a_new_name_may_begin_now(service: MongoSessionService) -> None:
-    """What was appended before it began is not told."""
+    """Events appended before it began are not delivered."""
     session = await create(service)
     await append(service, session, 2)
 
@@ -50,7 +50,7 @@ async def test_a_new_name_may_begin_now(service: MongoSessionService) -> None:
         assert told(await take(consumer, 1)) == [("s", 3)]
 
 
-async def test_what_was_committed_is_not_told_again(
+async def test_committed_changes_are_not_delivered_again(
     service: MongoSessionService,
 ) -> None:
     """Another reader of the name gets what follows the last commit, be it replayed."""
@@ -66,7 +66,7 @@ async def test_what_was_committed_is_not_told_again(
             assert told(await take(consumer, 1)) == [("s", first + 2)]
 
 
-async def test_live_changes_are_told_again_until_committed(
+async def test_uncommitted_changes_are_delivered_again(
     service: MongoSessionService,
 ) -> None:
     """After the replay, too, a reader begins after the last commit."""
@@ -126,8 +126,8 @@ async def test_an_apps_checkpoint_is_no_other_apps(
             await anext(service.consumer("c", app_name=app_name))
 
 
-async def test_deletions_are_told(service: MongoSessionService) -> None:
-    """A consumer learns that a session is gone."""
+async def test_a_consumer_receives_deletions(service: MongoSessionService) -> None:
+    """A deleted session is a change of its own."""
     session = await create(service)
     await append(service, session)
     async with service.consumer("c") as consumer:
@@ -158,7 +158,7 @@ async def test_a_cancelled_reader_loses_nothing(service: MongoSessionService) ->
 
 
 @pytest.mark.limits(consumer_idle_save_seconds=0.0)
-async def test_a_silent_streams_token_is_saved(
+async def test_the_position_of_an_idle_stream_is_saved(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """While nothing happens, the checkpoint follows what happens elsewhere."""
@@ -179,7 +179,7 @@ async def test_a_silent_streams_token_is_saved(
 
 
 @pytest.mark.limits(consumer_idle_save_seconds=0.0)
-async def test_uncommitted_changes_are_not_passed_over_in_silence(
+async def test_an_idle_stream_saves_no_position_beyond_an_uncommitted_change(
     service: MongoSessionService,
 ) -> None:
     """No token is saved that lies behind a change which waits for its commit."""
@@ -214,10 +214,10 @@ async def test_a_borrowed_client_will_do(
         await closing
 
 
-async def test_status_tells_how_consumers_are_doing(
+async def test_status_lists_readers_lag_and_dead_letters(
     service: MongoSessionService,
 ) -> None:
-    """Every consumer is listed with its reader, its lag and its dead letters."""
+    """Every consumer has its row."""
     await append(service, await create(service), 2)
     idle = service.consumer("idle")
     await take(idle, 1, commit=True)
@@ -270,7 +270,7 @@ async def test_consumers_need_transactions(mongodb_uri: str, database: str) -> N
 async def test_a_consumer_goes_on_within_a_transaction(
     service: MongoSessionService,
 ) -> None:
-    """No state is told again that its events have told, wherever it goes on."""
+    """No state is delivered that events have set already, wherever it goes on."""
     sessions = [await create(service, str(number)) for number in range(3)]
     async with service.consumer("c", start="now"):
         pass

@@ -117,10 +117,10 @@ async def test_sessions_of_other_processes_expire(
     await follower.until(lambda: set(follower.gone) == {ID, "changed"})
 
 
-async def test_sessions_that_expired_before_are_told(
+async def test_a_new_subscriber_receives_deletions_of_expired_sessions(
     mongodb_uri: str, database: str
 ) -> None:
-    """A new subscriber receives ``deleted`` for sessions that nobody has removed."""
+    """It receives ``deleted`` for sessions that nothing has removed yet."""
     Clock.behind(100)
     where = {"database": database}
     async with MongoSessionService(mongodb_uri, **where, _limits=NO_SWEEP) as other:
@@ -141,7 +141,7 @@ async def test_sessions_that_expired_before_are_told(
         assert len(set(each.gone)) == 500
 
 
-async def test_each_expiry_is_told_once(
+async def test_each_expiry_is_delivered_once(
     service: MongoSessionService, follower: Follower
 ) -> None:
     """A session that takes the id of an expired one has a life of its own."""
@@ -156,10 +156,10 @@ async def test_each_expiry_is_told_once(
     assert follower.kinds == ["created", "deleted"] * 3
 
 
-async def test_a_session_of_a_slow_clock_is_told(
+async def test_an_expiry_by_the_servers_clock_is_delivered(
     service: MongoSessionService, follower: Follower
 ) -> None:
-    """What has expired by the server's clock is over for everyone.
+    """A subscriber with a slow clock receives it as well.
 
     A writer whose clock is behind cannot append to it, but create it again.
     """
@@ -198,10 +198,10 @@ async def test_a_stream_to_a_browser_ends(service: MongoSessionService) -> None:
 
 
 @pytest.mark.limits(removed_events=10, sweep_interval=math.inf)
-async def test_a_prune_is_told_once(
+async def test_a_pruned_session_is_delivered_once(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """Each expired session, long or short, is told to be deleted once; others stay."""
+    """Each expired session, long or short, is ``deleted`` once; others stay."""
     clock = Clock.behind(100)
     await service.create_session(**IDS, session_id="kept", state={"user:u": 1}, ttl=999)
     await service.create_session(**IDS, session_id="short", ttl=10)
@@ -233,7 +233,7 @@ async def test_a_prune_is_told_once(
     assert await service.get_user_state(**IDS) == {"u": 1}
 
 
-async def test_a_time_to_live_that_changes_back_makes_nobody_stale(
+async def test_a_time_to_live_that_changes_back_makes_no_append_stale(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An append that is refused for it is tried again, even if all looks well then."""

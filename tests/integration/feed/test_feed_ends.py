@@ -46,10 +46,10 @@ async def test_a_backlog_is_no_slow_reader(
         await client.close()
 
 
-async def test_closing_the_service_ends_who_is_catching_up(
+async def test_closing_the_service_ends_a_subscription_that_catches_up(
     service: MongoSessionService,
 ) -> None:
-    """A subscription amid a long history ends, and opens no new stream."""
+    """It opens no new stream."""
     await append(service, await create(service), 300)
     async with service.watch(**SESSION, after_revision=0) as changes:
         await anext(changes)
@@ -84,7 +84,7 @@ STRANGE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("collection", "document"), STRANGE)
-async def test_what_others_wrote_does_not_end_the_feed(
+async def test_foreign_documents_do_not_end_the_feed(
     collection: str,
     document: dict[str, Any],
     service: MongoSessionService,
@@ -127,7 +127,7 @@ async def test_a_collection_that_is_replaced_is_reported(
         assert isinstance(await follower.ended(), HistoryLostError)
 
 
-async def test_what_an_event_sets_to_nan_is_told_once(
+async def test_a_key_set_to_nan_is_delivered_once(
     service: MongoSessionService,
 ) -> None:
     """A number that equals not even itself is known from the event all the same."""
@@ -139,7 +139,7 @@ async def test_what_an_event_sets_to_nan_is_told_once(
     assert follower.kinds == ["snapshot", "appended", "appended"]
 
 
-async def test_a_feed_that_fails_leaves_nobody_waiting(
+async def test_a_feed_that_fails_ends_all_waits(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All who wait for it to open have its error, and the next one starts anew."""
@@ -200,8 +200,10 @@ async def test_a_subscription_closed_before_it_is_open_has_ended(
         assert [each async for each in changes] == []
 
 
-async def test_from_now_on_is_not_what_was_before(service: MongoSessionService) -> None:
-    """An event that was committed last before a consumer began is not told to it."""
+async def test_a_consumer_from_now_receives_no_earlier_event(
+    service: MongoSessionService,
+) -> None:
+    """Not even the event that was committed last before it began."""
     session = await create(service)
     await append(service, session)
     async with service.consumer("c", start="now") as consumer:

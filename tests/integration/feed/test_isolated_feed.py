@@ -25,8 +25,8 @@ async def crowd(service: MongoSessionService) -> Crowd:
     return crowd
 
 
-async def test_subscribers_are_told_their_own(crowd: Crowd) -> None:
-    """Each gets what all are told of its session, user or app, in that order.
+async def test_subscribers_receive_changes_of_their_own_scope(crowd: Crowd) -> None:
+    """Each receives those of its session, user or app, in order.
 
     Everybody writes at once, so that transactions are of many.
     """
@@ -63,7 +63,7 @@ async def test_subscribers_are_told_their_own(crowd: Crowd) -> None:
             assert is_of(change, scope)
 
 
-async def test_consumers_of_an_app_are_told_its_own(
+async def test_consumers_of_an_app_receive_its_changes_only(
     crowd: Crowd, admin: MongoClient
 ) -> None:
     """By replay and live; their names are as alike, and one goes with its app alone."""

@@ -27,10 +27,10 @@ from mongo_session_service.model.limits import Limits
 
 
 @pytest.mark.limits(inbox_changes=300)
-async def test_a_slow_reader_is_told_and_can_come_back(
+async def test_a_slow_reader_is_ended_and_can_resume(
     service: MongoSessionService, limits: Limits
 ) -> None:
-    """Who lets its buffer overflow learns how far it came; others see everything."""
+    """The error holds its last revision; other readers receive everything."""
     session = await service.create_session(**SESSION)
     total = limits.inbox_changes + 100
 

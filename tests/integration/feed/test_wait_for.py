@@ -62,7 +62,7 @@ async def test_a_read_after_a_write(
 
 
 @pytest.mark.parametrize("scope", ["", "app_", "user_"])
-async def test_a_state_that_others_set(
+async def test_a_predicate_sees_state_that_others_set(
     service: MongoSessionService, scope: str
 ) -> None:
     """A predicate is asked of every state in between, and those others set."""
@@ -161,7 +161,7 @@ async def test_an_error_of_the_predicate(service: MongoSessionService) -> None:
 @pytest.mark.parametrize(
     "arguments", [{}, {"revision": -1}, {"revision": 1.0}, {"revision": True}]
 )
-async def test_nothing_to_wait_for(
+async def test_a_wait_for_nothing_is_refused(
     service: MongoSessionService, arguments: dict[str, Any]
 ) -> None:
     """Neither a revision nor a predicate, or a revision that is none, is refused."""

@@ -107,7 +107,7 @@ def test_closing_ends_the_subscriptions_of_other_loops(
     asyncio.run(main())
 
 
-def test_loops_that_die_harm_nobody(shared: MongoSessionService) -> None:
+def test_dead_event_loops_harm_no_other(shared: MongoSessionService) -> None:
     """Subscriptions left open in a loop that is gone are let go, and others go on."""
     abandoned: list[Any] = []
 

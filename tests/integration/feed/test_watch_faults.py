@@ -111,7 +111,7 @@ async def test_a_killed_operation(
     await all_told(service, *followers, is_lost=False)
 
 
-async def test_a_change_too_large_to_be_told(
+async def test_a_change_too_large_for_the_stream_is_delivered(
     victim: MongoSessionService,
     service: MongoSessionService,
     followers: Followed,
@@ -128,14 +128,14 @@ async def test_a_change_too_large_to_be_told(
 
 
 @pytest.mark.parametrize("what", ["sessions", "events", "app_states", None])
-async def test_what_is_watched_is_dropped(
+async def test_a_dropped_collection_ends_all_subscriptions(
     service: MongoSessionService,
     followers: Followed,
     admin: MongoClient,
     database: str,
     what: str | None,
 ) -> None:
-    """A dropped collection or database is told to everyone, after all before it."""
+    """They receive everything before the drop, and then the error."""
     await service.append_event(followers[0], new_event())
     if what is None:
         admin.drop_database(database)
@@ -161,7 +161,7 @@ async def test_dropped_collections_of_others(
     await all_told(service, *followers, is_lost=False)
 
 
-async def test_nothing_is_missed_while_the_feed_starts_anew(
+async def test_no_change_is_missed_while_the_feed_restarts(
     victim: MongoSessionService,
     service: MongoSessionService,
     followers: Followed,

@@ -199,8 +199,8 @@ async def test_deleted_and_created_again_at_any_moment(
         await asyncio.gather(live_and_die(), *map(follow, range(5)))
 
 
-async def test_cancelled_readers_lose_nothing(service: MongoSessionService) -> None:
-    """However often readers are cancelled, they and others are told everything."""
+async def test_cancelled_readers_lose_no_change(service: MongoSessionService) -> None:
+    """However often some are cancelled, they and others receive everything."""
     rng = random.Random(7)  # noqa: S311  not for secrets
     session = await service.create_session(**SESSION)
     total = 150

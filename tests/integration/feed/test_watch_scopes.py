@@ -64,8 +64,10 @@ def expected(*indexes: int, apps: set[str], users: set[tuple[str, str]]) -> list
     return told
 
 
-async def test_each_is_told_what_belongs_to_it(service: MongoSessionService) -> None:
-    """Created, appended, state and deleted, in order; of others only what it sees."""
+async def test_each_scope_receives_its_own_changes(
+    service: MongoSessionService,
+) -> None:
+    """They come in order; of other scopes only shared state is delivered."""
     await service.create_session(app_name="app", user_id="user", state={"app:a": "0"})
     scopes: dict[tuple[str, ...], list[Any]] = {
         (): expected(
@@ -110,8 +112,10 @@ async def test_each_is_told_what_belongs_to_it(service: MongoSessionService) -> 
         await follower.__aexit__(None, None, None)
 
 
-async def test_they_start_live(service: MongoSessionService) -> None:
-    """What was committed before the subscription was open is not told."""
+async def test_subscriptions_start_with_new_changes(
+    service: MongoSessionService,
+) -> None:
+    """Changes committed before the subscription was open are not delivered."""
     session = await service.create_session(**SESSION)
     async with service.watch():  # the stream is open, and has not read this yet
         for number in range(30):
@@ -147,10 +151,10 @@ async def test_a_user_folds_state_of_transactions_shared_with_others(
     assert follower.state == {key: stored[key] for key in follower.state}
 
 
-async def test_other_tools_writes_are_told_and_never_stop_it(
+async def test_writes_of_other_tools_are_delivered(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """Values changed in place or removed are told; strange documents passed over."""
+    """Values changed in place or removed are; strange documents are passed over."""
     session = await service.create_session(**SESSION, state={"app:a": {"b": [1, 2]}})
     stored = admin[database]
     async with Follower(service.watch()) as follower:
@@ -185,7 +189,7 @@ async def test_other_tools_writes_are_told_and_never_stop_it(
     ]
 
 
-async def test_an_event_no_adk_can_read_ends_nobody(
+async def test_an_unreadable_event_ends_no_subscription(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """It is delivered without its content, and concerns its own session only."""

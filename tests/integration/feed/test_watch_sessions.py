@@ -52,10 +52,10 @@ async def test_snapshot_then_every_change(service: MongoSessionService) -> None:
     assert second.state_delta == {}
 
 
-async def test_state_is_told_when_others_change_it(
+async def test_shared_state_set_elsewhere_is_delivered(
     service: MongoSessionService,
 ) -> None:
-    """App and user state set elsewhere is told; what one cannot see is not."""
+    """State of other users is not."""
     session = await service.create_session(**SESSION)
     same_user = await service.create_session(**IDS, session_id="2")
     same_app = await service.create_session(app_name=APP, user_id="other")
@@ -83,7 +83,7 @@ async def test_state_is_told_when_others_change_it(
     assert all(change.revision is None for change in follower.told[1:5])
 
 
-async def test_deleted_ends_it(service: MongoSessionService) -> None:
+async def test_a_deletion_ends_the_subscription(service: MongoSessionService) -> None:
     """A deleted session is told as such, and then there is no more."""
     session = await service.create_session(**SESSION)
     async with Follower(service.watch(APP, USER, ID)) as follower:
@@ -99,8 +99,10 @@ async def test_deleted_ends_it(service: MongoSessionService) -> None:
         await anext(follower.subscription)
 
 
-async def test_after_a_revision_it_replays(service: MongoSessionService) -> None:
-    """after_revision begins with the events after it, then shared state as it is."""
+async def test_a_subscription_after_a_revision_replays_events(
+    service: MongoSessionService,
+) -> None:
+    """First come the events after it, then shared state as it is."""
     session = await service.create_session(**SESSION, state={"user:u": 0})
     events = [new_event(n=number, app_a=number) for number in range(1, 6)]
     for event in events:
@@ -121,7 +123,9 @@ async def test_after_a_revision_it_replays(service: MongoSessionService) -> None
     assert follower.state == await stored_state(service)
 
 
-async def test_after_its_last_revision_it_waits(service: MongoSessionService) -> None:
+async def test_a_subscription_after_the_last_revision_waits(
+    service: MongoSessionService,
+) -> None:
     """Nothing is replayed to who has seen everything."""
     session = await service.create_session(**SESSION)
     await service.append_event(session, new_event())

@@ -55,8 +55,10 @@ async def test_new_details_are_received(
     assert not {"title", "labels", "expire_time"} & json.loads(plain.json_text).keys()
 
 
-async def test_who_returns_receives_details(service: MongoSessionService) -> None:
-    """A subscriber that continues after a revision gets the title it has missed."""
+async def test_a_returning_subscriber_receives_new_details(
+    service: MongoSessionService,
+) -> None:
+    """It gets the title that it has missed."""
     await service.create_session(**SESSION)
     await service.update_session(**SESSION, title="B")
 
@@ -64,7 +66,7 @@ async def test_who_returns_receives_details(service: MongoSessionService) -> Non
         assert details(await anext(changes)) == ("B", {}, None)
 
 
-async def test_who_returns_receives_that_a_title_was_removed(
+async def test_a_returning_subscriber_receives_the_removal_of_a_title(
     service: MongoSessionService,
 ) -> None:
     """A subscriber that had seen it would go on to show it."""

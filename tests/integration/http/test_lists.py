@@ -80,10 +80,10 @@ async def test_a_users_sessions_come_in_pages(
     assert response.headers["cache-control"] == "no-store"
 
 
-async def test_sessions_are_found_by_what_is_exactly_theirs(
+async def test_sessions_are_found_by_title_label_and_id(
     service: MongoSessionService, url: str
 ) -> None:
-    """By title, by labels, and by id."""
+    """Only an exact match counts."""
     await create(service, "a", title="Trip", labels={"env": "prod", "k": "a=b"})
     await create(service, "b", title="Trip 2", labels={"env": "prod"})
 
@@ -208,10 +208,10 @@ async def test_a_list_may_be_in_the_order_of_activity(
     assert ids(of_app) == ["second", "first"]
 
 
-async def test_a_users_stream_has_what_happens_to_their_sessions(
+async def test_a_users_stream_has_the_changes_of_all_their_sessions(
     service: MongoSessionService, url: str
 ) -> None:
-    """From now on, of nobody else, what happened where and when, and no more."""
+    """It begins now, and holds outlines: where and when, and no content."""
     session = await create(service, "before")
     other = await create(service, "s", user_id="other")
     stream = url.replace(f"{USER}/sessions", USER_CHANGES)
@@ -238,7 +238,7 @@ async def test_a_users_stream_has_what_happens_to_their_sessions(
     }
 
 
-async def test_a_tool_lists_the_apps_and_what_each_has(
+async def test_a_tool_lists_the_apps_with_their_counts(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """Those that hold what authorize permits; a name that is none harms nobody."""
@@ -262,7 +262,7 @@ async def test_a_tool_lists_the_apps_and_what_each_has(
 
 
 @pytest.mark.parametrize("path", ["/apps", "/apps/app/sessions"])
-async def test_only_who_has_a_token_learns_the_place(
+async def test_only_a_token_shows_the_name_of_the_database(
     service: MongoSessionService, mongodb_uri: str, database: str, path: str
 ) -> None:
     """Users of an own app do not learn which database it has."""
@@ -298,7 +298,7 @@ async def test_evaluations_are_hidden_from_lists(
     assert [each["app_name"] for each in all_apps] == ["app", "evaluated"]
 
 
-async def test_what_a_tool_is_limited_to_is_all_that_it_shows(
+async def test_a_tool_limited_to_an_app_shows_no_other(
     service: MongoSessionService,
 ) -> None:
     """Of an app, however many newer sessions others have; of no other app."""
@@ -321,10 +321,10 @@ async def test_what_a_tool_is_limited_to_is_all_that_it_shows(
     assert others == [403, 403, 403]
 
 
-async def test_a_tools_stream_has_what_authorize_permits(
+async def test_a_tools_stream_has_permitted_sessions_only(
     service: MongoSessionService,
 ) -> None:
-    """What is hidden from lists is hidden from their stream."""
+    """Sessions that are hidden from lists are hidden from the stream."""
     app = live_app(service, authorize=lambda _, *, user_id, **__: user_id != "hidden")
     async with serving(app) as url, Client(f"{url}/changes") as client:
         assert (await client.line()).startswith(":")

@@ -48,10 +48,10 @@ def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup(name: str) ->
     )
 
 
-async def test_the_browser_is_told_to_run_nothing_else(
+async def test_the_pages_policy_allows_its_own_scripts_only(
     service: MongoSessionService,
 ) -> None:
-    """The page's policy allows its own scripts and styles, and its own server."""
+    """Scripts, styles and connections are of its own server."""
     for path in ("/", "/static/live.js"):
         response = await answer(live_app(service, authorize=may_read), path)
 
@@ -98,8 +98,8 @@ async def test_a_script_and_a_style_are_served_as_such(
     assert [each for each in refs if not each.startswith("static/")] == ["data:,"]
 
 
-async def test_the_list_has_what_may_be_read(service: MongoSessionService) -> None:
-    """Those created last come first, of what authorize allows."""
+async def test_the_list_has_permitted_sessions(service: MongoSessionService) -> None:
+    """Those created last come first."""
     first = await session(service, "first")
     for session_id in ("hidden", "second"):
         await session(service, session_id)
@@ -151,7 +151,7 @@ GUARDED = [
 
 @pytest.mark.parametrize("path", GUARDED)
 @pytest.mark.parametrize("query", ["", "token=", "token=s3cr3t", "token=%ff%00"])
-async def test_without_its_token_no_data_is_answered(
+async def test_a_request_without_the_token_gets_no_data(
     service: MongoSessionService, path: str, query: str
 ) -> None:
     """Whatever exists, and whatever else shows that it is known."""

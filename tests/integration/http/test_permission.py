@@ -174,10 +174,10 @@ async def test_an_authorize_that_hangs_has_a_limit(
 
 @pytest.mark.parametrize("answer", [RuntimeError("s3cret"), TimeoutError(), 1, None])
 @pytest.mark.usefixtures("session")
-async def test_an_authorize_that_fails_is_a_500_and_nothing_else(
+async def test_an_authorize_that_fails_permits_nothing(
     service: MongoSessionService, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither an error nor a value that is only like True lets anybody in."""
+    """An error is a 500; a value that is only like True is refused, too."""
 
     def authorize(_: Request, **__: Any) -> Any:
         if isinstance(answer, Exception):
@@ -227,10 +227,10 @@ def test_routes_without_authorize_are_not_made(
 
 
 @pytest.mark.usefixtures("session")
-async def test_a_stream_says_what_its_reader_may_do(
+async def test_a_streams_headers_name_the_permitted_actions(
     service: MongoSessionService,
 ) -> None:
-    """Its headers name the actions, for a page to offer no others."""
+    """So a page offers no others."""
 
     async def authorize(_: Request, *, action: str, **__: Any) -> bool:
         if action == "delete":

@@ -256,14 +256,14 @@ async def world(service: MongoSessionService, mongodb_uri: str, database: str) -
     return World(service, ("--uri", mongodb_uri, "--database", database))
 
 
-async def test_a_stream_says_what_adks_own_server_says(
+async def test_a_stream_has_the_events_and_state_of_adks_own_server(
     service: MongoSessionService,
     mongodb_uri: str,
     database: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same state and events, whoever is asked, and neither has a secret."""
+    """Neither holds a secret."""
     session = await service.create_session(**WHERE, state=credentials.state())
     await service.append_event(session, credentials.event("Please log in."))
     await service.append_event(session, Event(author="agent"))

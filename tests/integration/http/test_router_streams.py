@@ -114,7 +114,7 @@ async def test_a_log_that_was_trimmed(
     assert "begins after revision 3" in answer.json()["detail"]
 
 
-async def test_history_is_told_whole_after_the_snapshot(
+async def test_the_whole_history_follows_the_snapshot(
     service: MongoSessionService, session: Session, url: str
 ) -> None:
     """With history=all the snapshot has no id, and every event follows in order."""

@@ -66,7 +66,7 @@ async def test_a_deleted_session_ends_the_stream_for_good(
 
 @pytest.mark.usefixtures("session")
 @pytest.mark.limits(http_heartbeat_seconds=0.05)
-async def test_a_silent_stream_has_heartbeats(
+async def test_an_idle_stream_has_heartbeats(
     service: MongoSessionService,
 ) -> None:
     """A comment comes at once and again and again, which no client takes for more."""
@@ -80,7 +80,7 @@ async def test_a_silent_stream_has_heartbeats(
     assert set(client.comments) == {": heartbeat 0.05"}
 
 
-async def test_what_is_there_already_is_sent_together(
+async def test_stored_events_are_sent_together(
     service: MongoSessionService, session: Session
 ) -> None:
     """A history takes fewer calls of the server than events, which are there once."""
@@ -194,10 +194,10 @@ async def test_an_answer_that_nobody_reads_is_given_up(
     assert caplog.messages == ["A client's answer ends. It did not read."]
 
 
-async def test_a_stream_that_cannot_go_on_says_so(
+async def test_a_stream_that_fails_ends_with_an_error_event(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """Its last event holds nothing stored, and a time to come back."""
+    """It holds no stored value, and a time after which to return."""
     async with (
         MongoSessionService(victim_uri(mongodb_uri), database=database) as service,
         serving(app_of(service)) as url,
@@ -227,8 +227,8 @@ async def test_a_closed_service_ends_its_streams(
         assert await client.rest() == []
 
 
-async def test_mongodb_away_is_told_with_a_time_to_come_back() -> None:
-    """While MongoDB cannot be reached the answer is 503, and names no host."""
+async def test_an_outage_of_mongodb_is_answered_503() -> None:
+    """The answer has a time after which to return, and names no host."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     uri = f"mongodb://user:secret@127.0.0.1:{port}/?serverSelectionTimeoutMS=100"
@@ -247,10 +247,10 @@ async def test_mongodb_away_is_told_with_a_time_to_come_back() -> None:
 
 
 @pytest.mark.limits(http_answer_seconds=0.3)
-async def test_nobody_waits_long_for_mongodb(
+async def test_a_slow_mongodb_is_answered_503_in_time(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
-    """A server that is slow to answer is 503 in time, and nothing stays open."""
+    """Nothing stays open."""
     session = await victim.create_session(**SESSION)
     await victim.append_event(session, new_event(a=1))
     stuck = {"blockConnection": True, "blockTimeMS": 1_500}
@@ -263,7 +263,7 @@ async def test_nobody_waits_long_for_mongodb(
     assert response.status_code == 503
 
 
-async def test_nobody_can_end_anothers_stream(
+async def test_no_stored_value_ends_the_stream_of_another_user(
     service: MongoSessionService, session: Session
 ) -> None:
     """What one user stores reaches the app's others in a form that can be sent."""

@@ -121,10 +121,10 @@ async def test_a_turn_is_stopped(
     assert session.events[-1].content.parts[0].text == "It is"
 
 
-async def test_a_list_hears_how_turns_stand(
+async def test_a_list_receives_the_status_of_turns(
     url: str, model: SpokenModel, service: MongoSessionService
 ) -> None:
-    """Of all of a user's sessions, and nothing of what they say."""
+    """Of all of a user's sessions, without their content."""
     async with Client(f"{url}{USER_CHANGES}", partials=True) as client:
         await send(url, "POST", f"{SESSION}/turns", QUESTION)
         model.say("It is")
@@ -141,8 +141,10 @@ async def test_a_list_hears_how_turns_stand(
     assert all("event" not in each.data for each in received)
 
 
-async def test_a_second_question_waits_for_nobody(url: str, model: SpokenModel) -> None:
-    """It is refused; or it stops the turn that runs, if it asks so."""
+async def test_a_second_request_for_a_turn_is_refused(
+    url: str, model: SpokenModel
+) -> None:
+    """Or it stops the turn that runs, if it asks so."""
     await send(url, "POST", f"{SESSION}/turns", QUESTION)
     second = await send(url, "POST", f"{SESSION}/turns", QUESTION)
     assert second.status_code == 409
@@ -166,20 +168,20 @@ async def test_a_second_question_waits_for_nobody(url: str, model: SpokenModel) 
         (f"{SESSION}/turns", {}, 422),
     ],
 )
-async def test_what_cannot_be_asked(
+async def test_a_bad_request_runs_no_turn(
     url: str, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """Nothing runs then."""
+    """The answer names what is wrong."""
     answer = await send(url, "POST", path, body)
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     none = await send(url, "DELETE", f"{SESSION}/turn")
     assert none.status_code == 404
 
 
-async def test_who_may_not_run_learns_nothing(
+async def test_a_caller_without_permission_gets_no_information(
     service: MongoSessionService, runner: Runner
 ) -> None:
-    """Neither what exists, nor what runs; and another site's page may not either."""
+    """The answer depends neither on what exists nor on what runs."""
 
     async def only_read(_: Any, *, action: str, **__: object) -> bool:
         return action in {"read", "list"}
@@ -196,8 +198,10 @@ async def test_who_may_not_run_learns_nothing(
         assert foreign.status_code == 403
 
 
-async def test_without_a_runner_nobody_is_asked(service: MongoSessionService) -> None:
-    """There is no such route, and stopping is there all the same."""
+async def test_without_a_runner_there_is_no_route_to_run_turns(
+    service: MongoSessionService,
+) -> None:
+    """A turn can be stopped all the same."""
     await service.create_session(**IDS)
     async with serving(app_of(service)) as url:
         asked = await send(url, "POST", f"{SESSION}/turns", QUESTION)

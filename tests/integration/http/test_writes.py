@@ -162,7 +162,7 @@ async def test_a_script_writes_with_a_header_that_no_form_can_send(
     ],
     ids=lambda it: str(it)[:40],
 )
-async def test_what_cannot_be_done_is_refused(
+async def test_impossible_writes_are_refused(
     service: MongoSessionService,
     url: str,
     method: str,

@@ -150,8 +150,10 @@ async def test_later_events_of_a_turn_follow_by_themselves(
     assert memory.batches == late
 
 
-async def test_what_is_no_response_ends_no_turn(service: MongoSessionService) -> None:
-    """State that a callback sets, before the response, does not split the turn."""
+async def test_state_set_by_callbacks_ends_no_turn(
+    service: MongoSessionService,
+) -> None:
+    """It may come before the response."""
     memory = Turns()
     state = EventActions(state_delta={"n": 1})
     await append_all(
@@ -217,7 +219,7 @@ def expected(log: list[Event]) -> list[Batch]:
     return [[label(each) for each in batch] for batch in batches]
 
 
-async def test_nothing_is_missing_and_nothing_comes_twice(
+async def test_each_event_is_remembered_once(
     service: MongoSessionService,
 ) -> None:
     """A log of interleaved turns makes due what a forward reading of it says."""
@@ -322,8 +324,8 @@ async def test_a_service_that_cannot_forget_is_named_once(
     assert len(warnings) == 1
 
 
-async def test_it_runs_only_in_a_consumer(service: MongoSessionService) -> None:
-    """Called by hand it has nothing to read through, and says so."""
+async def test_the_feeder_runs_only_in_a_consumer(service: MongoSessionService) -> None:
+    """Called by hand it raises an error."""
     handler = remember(InMemoryMemoryService())
     session = await append_all(service, said("agent", "a"))
     async with service.watch(

@@ -78,7 +78,7 @@ def test_a_synchronous_client_is_refused() -> None:
         MongoSessionService(client=client)
 
 
-def test_what_adks_registry_passes_along_is_accepted() -> None:
+def test_keywords_of_adks_registry_are_accepted() -> None:
     """A service is built from services.yaml with the keywords ADK adds."""
     MongoSessionService("mongodb://h/db", agents_dir="agents")
 
@@ -159,7 +159,9 @@ async def test_app_and_user_must_be_named(
     assert (await service.list_sessions(app_name="app")).sessions == [session]
 
 
-async def test_what_is_no_event_is_called_so(service: MongoSessionService) -> None:
+async def test_an_argument_that_is_no_event_is_refused_by_name(
+    service: MongoSessionService,
+) -> None:
     """In a sentence that can be read out."""
     session = await service.create_session(**IDS)
     event = Event(author="x")
@@ -280,7 +282,7 @@ async def test_an_open_file_is_stored_as_text(service: MongoSessionService) -> N
     ],
     ids=lambda it: it.__name__ if callable(it) else str(it),
 )
-async def test_what_is_false_is_not_the_same_as_nothing(
+async def test_false_values_are_not_taken_for_none(
     service: MongoSessionService, call: Any, wrong: dict[str, Any]
 ) -> None:
     """A wrong type is refused, even if ``if not value`` took it for none at all."""

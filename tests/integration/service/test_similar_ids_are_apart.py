@@ -271,7 +271,7 @@ async def test_erasures_remove_their_own(
 
 
 @by_some
-async def test_who_is_not_there_is_nobody_else(
+async def test_unknown_ids_find_no_similar_ones(
     crowd: Crowd, database_of: Besieged, step: int
 ) -> None:
     """Ids in another case, form or length find nothing, and delete nothing."""

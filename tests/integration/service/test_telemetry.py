@@ -107,13 +107,13 @@ async def test_a_failure_names_its_error(
     ]
 
 
-async def test_a_cancelled_call_is_told(
+async def test_a_cancelled_call_is_recorded(
     victim: MongoSessionService,
     database: str,
     admin: MongoClient,
     recorded: Recording,
 ) -> None:
-    """A call that is cancelled ends its span with an error, not without an end."""
+    """Its span ends with an error."""
     session = await victim.create_session(**KEY)
     with held(admin, "commitTransaction") as wait_until_held:
         appending = asyncio.create_task(victim.append_event(session, event(a=1)))
@@ -127,7 +127,7 @@ async def test_a_cancelled_call_is_told(
     assert (span.attributes or {})["error.type"] == "CancelledError"
 
 
-async def test_nothing_of_a_user_is_told(
+async def test_telemetry_holds_no_stored_value(
     service: MongoSessionService, database: str, recorded: Recording
 ) -> None:
     """Neither spans nor metrics hold ids, keys, values or the texts of errors."""
@@ -147,10 +147,10 @@ async def test_nothing_of_a_user_is_told(
     assert "canary" not in repr(recorded.points(database))
 
 
-async def test_batches_are_told(
+async def test_batches_are_recorded(
     service: MongoSessionService, database: str, recorded: Recording
 ) -> None:
-    """Appends that were committed together say so, and are counted as batches."""
+    """Appends that were committed together are marked, and counted as batches."""
     sessions = [
         await service.create_session(app_name=APP, user_id=USER) for _ in range(8)
     ]
@@ -215,7 +215,7 @@ async def test_latencies_are_in_seconds(
     assert 0.12 <= point.sum < 10
 
 
-async def test_an_unreachable_server_is_told(recorded: Recording) -> None:
+async def test_an_unreachable_server_is_recorded(recorded: Recording) -> None:
     """A call that never reached MongoDB is a failed span as well."""
     uri = "mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=50"
     service = MongoSessionService(uri, database="unreachable-database")

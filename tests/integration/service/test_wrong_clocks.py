@@ -87,7 +87,7 @@ async def test_a_time_to_live_is_counted_by_the_server(
     await writing.close()
 
 
-async def test_who_lives_is_left_alone(
+async def test_a_wrong_clock_removes_no_session(
     wrong: MongoSessionService,
     mongodb_uri: str,
     admin: MongoClient,
@@ -115,7 +115,7 @@ async def test_who_lives_is_left_alone(
     assert follower.kinds == ["snapshot", "appended"]
 
 
-async def test_what_has_expired_takes_no_event(
+async def test_an_expired_session_takes_no_event(
     wrong: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """Every write is refused, every read finds nothing, and the id is free."""
@@ -141,10 +141,10 @@ async def test_what_has_expired_takes_no_event(
     assert (await read(wrong)).events == []
 
 
-async def test_idle_is_what_the_server_calls_so(
+async def test_idle_sessions_are_judged_by_the_servers_clock(
     wrong: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """A session is used by the server's clock as lately as its events say."""
+    """A session was last used when its events were stored by that clock."""
     now = time.time()
     for session_id, age in (("used", 250.0), ("idle", 350.0)):
         where = {**IDS, "session_id": session_id}

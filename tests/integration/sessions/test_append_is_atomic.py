@@ -125,10 +125,10 @@ async def test_an_unknown_outcome_is_resolved_by_appending_again(
     assert len((await read(victim)).events) == 2
 
 
-async def test_a_commit_without_answer_says_its_outcome_is_unknown(
+async def test_a_commit_without_answer_has_an_unknown_outcome(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
-    """When no commit is ever confirmed, the error says what to do next."""
+    """When no commit is ever confirmed, the error names what to do next."""
     session = await victim.create_session(**IDS)
     unknown = {"errorCode": 50, "errorLabels": ["UnknownTransactionCommitResult"]}
 
@@ -220,7 +220,7 @@ async def test_a_session_without_marker_is_judged_by_its_content(
     ],
     ids=["bytes", "large-state", "large-event"],
 )
-async def test_what_cannot_be_stored_is_refused(
+async def test_an_event_that_cannot_be_stored_is_refused(
     service: MongoSessionService, event: Event, error: type[Exception]
 ) -> None:
     """An unusable event raises before anything is sent, and changes nothing."""

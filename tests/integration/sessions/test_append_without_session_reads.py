@@ -29,7 +29,7 @@ class Replies(monitoring.CommandListener):
         """Of no interest."""
 
 
-async def test_it_loads_neither_history_nor_state(
+async def test_an_append_without_a_session_loads_neither_history_nor_state(
     mongodb_uri: str, database: str
 ) -> None:
     """The session's last event is read, without state, however long the session is."""

@@ -20,7 +20,7 @@ TOMBSTONE = {"_id": KEY.id, "expire_time": 0.0, "steps": 0}
 
 
 @pytest.mark.parametrize("make", ["create", "fork"])
-async def test_an_id_that_somebody_else_has_freed_is_free(
+async def test_an_id_freed_by_another_caller_is_free(
     service: MongoSessionService,
     database: str,
     admin: MongoClient,
@@ -73,10 +73,10 @@ async def test_events_without_session_are_not_those_of_a_new_one(
     assert left_in(admin, database) == {"sessions": 1, "events": 1}
 
 
-async def test_an_index_of_others_may_refuse_a_session(
+async def test_a_refusal_by_a_foreign_index_is_not_retried_for_ever(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """What is refused for another reason than its id is not tried for ever."""
+    """It is an error like any other."""
     admin[database].sessions.create_index("state.email", unique=True)
     await service.create_session(app_name="app", user_id="other")
 
@@ -84,13 +84,13 @@ async def test_an_index_of_others_may_refuse_a_session(
         await service.create_session(**KEY.id)
 
 
-async def test_who_comes_late_without_transactions_removes_nothing(
+async def test_a_late_delete_without_transactions_removes_no_new_session(
     mongodb_uri: str,
     database: str,
     admin: MongoClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A delete that meets a new session where there was a tombstone leaves it alone."""
+    """It meets a new session where there was a tombstone, and leaves it alone."""
     remove = Storage.remove
     async with MongoSessionService(
         mongodb_uri, database=database, transactions=False

@@ -76,7 +76,7 @@ async def _found(service: MongoSessionService, **wanted: Any) -> list[str]:
             return ids
 
 
-async def test_a_search_finds_the_others(
+async def test_a_search_finds_the_sessions_beside_a_damaged_one(
     damaged: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On pages of any size, in any order, and with or without their state."""
@@ -88,7 +88,7 @@ async def test_a_search_finds_the_others(
     assert BANG not in caplog.text
 
 
-async def test_a_list_has_the_others(
+async def test_a_list_has_the_sessions_beside_a_damaged_one(
     damaged: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As ADK lists an app's and a user's sessions."""
@@ -100,7 +100,9 @@ async def test_a_list_has_the_others(
     assert BANG not in caplog.text
 
 
-async def test_a_browser_gets_the_others(damaged: MongoSessionService) -> None:
+async def test_a_browser_gets_the_sessions_beside_a_damaged_one(
+    damaged: MongoSessionService,
+) -> None:
     """The lists over HTTP answer, and so does the search for an id."""
     app = live_app(damaged, authorize=may_read)
     async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
@@ -114,7 +116,7 @@ async def test_a_browser_gets_the_others(damaged: MongoSessionService) -> None:
         assert by_id.status_code == 200
 
 
-async def test_what_is_missing_is_named_once(
+async def test_a_damaged_session_is_named_once(
     service: MongoSessionService,
     database: str,
     admin: MongoClient,

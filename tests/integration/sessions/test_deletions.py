@@ -182,10 +182,10 @@ async def test_deletes_and_creates_at_once(
 
 
 @small_steps
-async def test_a_long_delete_is_told_once(
+async def test_a_long_delete_is_delivered_once(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """Watchers and consumers are told once that a long session was deleted."""
+    """Watchers and consumers receive one ``deleted`` for a long session."""
     await store_long_session(service, admin, database, KEY, 35)
     expected = ["deleted", "created", "created"]
     async with (
@@ -243,7 +243,7 @@ async def test_prune_finishes_deletes(
     assert [each.id for each in found.sessions] == [other.id]
 
 
-async def test_what_has_expired_is_found_by_its_index(
+async def test_expired_sessions_are_found_by_their_index(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """However many sessions there are, a prune or a sweep reads no other."""

@@ -112,8 +112,8 @@ async def _fail(change: Change) -> None:
     raise ValueError(change.json_text)
 
 
-async def test_what_is_pushed_is_clear(sealed: MongoSessionService) -> None:
-    """Snapshots, events, and state that others set come as they were before."""
+async def test_pushed_changes_are_decrypted(sealed: MongoSessionService) -> None:
+    """Snapshots, events, and state that others set come as they were given."""
     session = await sealed.create_session(**KEY, state=STATE)
     async with (
         Follower(sealed.watch(**KEY)) as mine,
@@ -140,8 +140,8 @@ async def test_what_is_pushed_is_clear(sealed: MongoSessionService) -> None:
     assert replay.state["app:motto"] == "new"
 
 
-async def test_browsers_are_told_in_clear(sealed: MongoSessionService) -> None:
-    """The live page's stream, its history included, is of what was said."""
+async def test_browsers_receive_decrypted_events(sealed: MongoSessionService) -> None:
+    """The live page's stream has them, its history included."""
     session = await sealed.create_session(**KEY, state=STATE)
     await sealed.append_event(session, canary_event())
     path = f"/apps/{APP}/users/{USER}/sessions/{KEY['session_id']}/changes"

@@ -62,13 +62,13 @@ async def erase(service: MongoSessionService, id_: str) -> Erased:
 
 @pytest.mark.parametrize("erased_id", [ALICE, APP])
 @small_steps
-async def test_no_collection_names_who_is_erased(
+async def test_no_collection_names_an_erased_user(
     service: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
     erased_id: str,
 ) -> None:
-    """Neither in what was stored, nor in what was imported, left over or noted."""
+    """Neither sessions nor imports, leftovers or notes hold the name."""
     old = InMemorySessionService()
     shared = {"user:k": 1, "app:k": 1}
     await old.create_session(app_name=APP, user_id=ALICE, state=shared)
@@ -110,10 +110,10 @@ async def test_no_collection_names_who_is_erased(
     assert state == {"n": 2}
 
 
-async def test_no_checkpoint_of_the_stream_names_anybody(
+async def test_no_checkpoint_of_the_stream_names_a_user(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
-    """However often a consumer goes on, amid a transaction too, it is told all once."""
+    """A consumer that resumes amid a transaction receives everything once."""
     sessions = [
         await service.create_session(app_name=APP, user_id=user, session_id=str(n))
         for n, user in enumerate((ALICE, BOB) * 4)
@@ -141,7 +141,7 @@ async def test_no_checkpoint_of_the_stream_names_anybody(
 @pytest.mark.limits(replay_page_events=2)
 @pytest.mark.parametrize("is_long", [False, True])
 @pytest.mark.parametrize("read", range(1, 10))
-async def test_a_replay_goes_on_after_who_is_erased(
+async def test_a_replay_continues_after_an_erased_user(
     service: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
@@ -149,7 +149,7 @@ async def test_a_replay_goes_on_after_who_is_erased(
     *,
     is_long: bool,
 ) -> None:
-    """Wherever a replay was left, its checkpoint is cleared; all others' are told."""
+    """Its checkpoint is cleared wherever it stood; others' events are delivered."""
     for user in ("al", ALICE, BOB):
         await fill(service, user, "s")
     async with service.consumer("c") as consumer:
@@ -206,10 +206,10 @@ async def test_an_interrupted_erasure_is_gone_on_with(
     assert (erased.sessions, erased.events) == (0, 0)
 
 
-async def test_erasing_who_goes_on_writing(
+async def test_a_user_who_writes_during_their_erasure_can_be_erased_again(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
-    """What is created meanwhile is whole or gone; erased once more, all is gone."""
+    """What is created meanwhile is whole or gone; the second time, all is gone."""
     stop = asyncio.Event()
 
     async def write(name: str) -> None:
@@ -238,8 +238,10 @@ async def test_erasing_who_goes_on_writing(
     assert traces(admin, database) == []
 
 
-async def test_watchers_are_told(service: MongoSessionService) -> None:
-    """Each session is told as deleted, and nothing is told of what was none."""
+async def test_watchers_receive_each_erased_session(
+    service: MongoSessionService,
+) -> None:
+    """Each is ``deleted`` once, and nothing else is delivered."""
     await fill(service, ALICE, "a1", "a2")
     async with Follower(service.watch(APP)) as follower:
         await service.delete_user(app_name=APP, user_id=ALICE)

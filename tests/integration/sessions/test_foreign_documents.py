@@ -49,10 +49,10 @@ WRITES: list[Write] = [_numbered, _with_a_bad_delta, *map(_shared, UNREADABLE)]
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_nobody_is_stopped_by_what_concerns_them_not(
+async def test_a_foreign_document_ends_no_other_subscription(
     service: MongoSessionService, database: str, admin: MongoClient, write: Write
 ) -> None:
-    """One session's followers are told what comes next, whatever is beside it."""
+    """One session's followers receive the next changes, whatever is beside it."""
     session = await service.create_session(**SESSION)
     async with (
         Follower(service.watch(APP, USER, ID)) as follower,
@@ -64,14 +64,14 @@ async def test_nobody_is_stopped_by_what_concerns_them_not(
 
 
 @pytest.mark.parametrize("write", [_numbered, *map(_shared, UNREADABLE)])
-async def test_state_nobody_can_read_is_passed_over(
+async def test_unreadable_state_is_passed_over(
     service: MongoSessionService,
     database: str,
     admin: MongoClient,
     write: Write,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Who watches everything, and who consumes it, go on; a warning names no value."""
+    """Watchers and consumers of everything go on; a warning names no value."""
     session = await service.create_session(**SESSION)
     async with (
         Follower(service.watch()) as everything,
@@ -94,14 +94,14 @@ async def test_state_nobody_can_read_is_passed_over(
 
 
 @pytest.mark.parametrize("bad", UNREADABLE)
-async def test_a_session_nobody_can_read_is_told_as_such(
+async def test_an_unreadable_session_is_delivered_without_state(
     service: MongoSessionService,
     database: str,
     admin: MongoClient,
     bad: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is delivered without its state, and a warning names it."""
+    """A warning names it."""
     own = await service.create_session(**SESSION)
     async with (
         Follower(service.watch("z")) as reader,
@@ -170,14 +170,14 @@ OF_SHARED: list[Write] = [
         *((name, write) for name in ("get_session", "watch") for write in OF_SESSION),
     ],
 )
-async def test_reads_name_what_they_cannot_read(
+async def test_an_error_of_a_read_names_the_unreadable_document(
     service: MongoSessionService,
     database: str,
     admin: MongoClient,
     write: Write,
     name: str,
 ) -> None:
-    """A read fails with an error of this package that says of what, but no value."""
+    """It is of this package, and holds no value."""
     await service.create_session(**SESSION)
     write(admin[database])
 
@@ -199,7 +199,7 @@ async def test_reads_name_what_they_cannot_read(
         {**STAMPED, "author": "x", "custom_metadata": {"a": {"%json": BANG}}},
     ],
 )
-async def test_events_that_are_none_are_named(
+async def test_unreadable_events_are_named(
     service: MongoSessionService, database: str, admin: MongoClient, event: Any
 ) -> None:
     """An event that cannot be read is named by its session and revision."""

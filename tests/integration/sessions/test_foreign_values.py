@@ -21,7 +21,7 @@ VALUES = [DatetimeMS(2**60), ObjectId(), Decimal128("1"), b"\xff"]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-async def test_values_of_other_kinds_are_told_as_they_are(
+async def test_foreign_values_are_delivered_unchanged(
     service: MongoSessionService, database: str, admin: MongoClient, value: Any
 ) -> None:
     """Readers and followers get them; in JSON they become text."""
@@ -44,10 +44,10 @@ async def test_values_of_other_kinds_are_told_as_they_are(
 
 
 @pytest.mark.parametrize("query", [{}, {"history": "all"}])
-async def test_a_stream_goes_past_what_is_no_json(
+async def test_a_stream_continues_after_a_value_that_is_not_json(
     service: MongoSessionService, database: str, admin: MongoClient, query: Any
 ) -> None:
-    """A browser gets it as text, and what follows."""
+    """A browser receives it as text, and the changes after it."""
     session = await service.create_session(**SESSION)
     value = ObjectId()
     admin[database].app_states.insert_one({"_id": APP, "state": {"v": value}})
@@ -65,10 +65,10 @@ async def test_a_stream_goes_past_what_is_no_json(
     assert told[-1].data["event"]["output"] == {"\ud800": 1}
 
 
-async def test_text_that_is_none_stops_nobody(
+async def test_invalid_utf_8_ends_no_stream(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """Of text that is no UTF-8, which MongoDB takes, the rest is told."""
+    """The valid part of the text is delivered."""
     session = await service.create_session(**SESSION)
     text = b"a\xffb\0"
     raw = b"\2v\0" + len(text).to_bytes(4, "little") + text

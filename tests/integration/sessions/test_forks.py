@@ -59,10 +59,10 @@ async def test_the_server_copies(
     assert stats["executionStats"]["totalDocsExamined"] == 50
 
 
-async def test_a_fork_is_told_once_it_is_whole(
+async def test_a_fork_is_delivered_once_it_is_whole(
     stepping: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
-    """Its events are told as those of any log, and then that it was created."""
+    """Its events come as those of any log, and then its creation."""
     await store_long_session(stepping, admin, database, KEY, 25)
     async with Follower(stepping.watch(KEY.app_name)) as follower:
         await fork(stepping)
@@ -121,13 +121,13 @@ async def test_large_events_are_copied_in_smaller_steps(
     assert [event.id for event in forked.events] == [f"e{n}" for n in range(1, 26)]
 
 
-async def test_a_fork_broken_off_is_none(
+async def test_an_unfinished_fork_is_not_shown(
     stepping: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody sees one that is made; if its process dies, a minute later it is gone."""
+    """If its process dies, a minute later it is gone."""
     await store_long_session(stepping, admin, database, KEY, 25)
 
     async def die(*_: object) -> None:

@@ -90,10 +90,10 @@ async def test_appends_at_once_share_transactions(
 
 
 @pytest.mark.parametrize("delta", [{"k": 1}, {"app:k": 1}, {"user:k": 1}])
-async def test_what_has_nothing_in_common_is_committed_meanwhile(
+async def test_unrelated_appends_are_committed_during_a_slow_commit(
     victim: MongoSessionService, admin: MongoClient, delta: dict[str, int]
 ) -> None:
-    """A slow commit holds up who changes the same app or user state, and no others."""
+    """Only appends to the same app or user state are held up."""
     first, second = await create(victim, 2)
     blocked = {"blockConnection": True, "blockTimeMS": 1000}
 
@@ -220,10 +220,10 @@ async def test_conflicting_batches_of_two_services_both_finish(
 
 
 @pytest.mark.parametrize("cancelled", [0, 1, 2])
-async def test_a_cancelled_member_of_a_batch_harms_nobody(
+async def test_a_cancelled_append_harms_no_other_of_its_batch(
     victim: MongoSessionService, admin: MongoClient, cancelled: int
 ) -> None:
-    """Whoever is cancelled while the batch is committed, all of it is stored."""
+    """The batch is stored whole."""
     sessions = await create(victim, 3)
 
     with held(admin, "commitTransaction") as wait_until_held:
@@ -294,8 +294,10 @@ class Strange(MongoSessionService):
         super()._update_session_state(session, event)
 
 
-async def test_who_cannot_be_told_harms_nobody(mongodb_uri: str, database: str) -> None:
-    """An error of an application's own code is its caller's alone, whatever it is."""
+async def test_an_error_of_application_code_is_its_callers_alone(
+    mongodb_uri: str, database: str
+) -> None:
+    """Other appends of the batch are stored."""
     async with Strange(mongodb_uri, database=database) as service:
         sessions = await create(service, 3)
         each = [(session, new_event()) for session in sessions]

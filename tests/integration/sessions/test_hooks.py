@@ -25,7 +25,9 @@ from mongo_session_service.transfer import Problem, StoreSource, TransferError, 
 APP, USER = KEY["app_name"], KEY["user_id"]
 
 
-async def test_hooks_are_told_whose_it_is(mongodb_uri: str, database: str) -> None:
+async def test_hooks_receive_the_owner_of_each_value(
+    mongodb_uri: str, database: str
+) -> None:
     """Each value comes once, named by its key, and an event without its delta."""
     seen: list[tuple[Any, Subject]] = []
 
@@ -174,7 +176,7 @@ async def test_an_event_must_stay_an_object(mongodb_uri: str, database: str) -> 
                 await service.append_event(session, Event(author="x"))
 
 
-async def test_what_is_redacted_stays_an_event(
+async def test_a_hook_must_leave_a_readable_event(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """What could never be read again is refused, unless it will be changed back."""
@@ -232,7 +234,7 @@ async def test_hooks_go_where_the_service_goes(
 async def test_events_are_not_read_without_their_hook(
     sealed: MongoSessionService, service: MongoSessionService, tmp_path: Path
 ) -> None:
-    """Who has no after_load is told, rather than given what is left of an event."""
+    """Without after_load a read is an error, rather than what is left of an event."""
     session = await sealed.create_session(**KEY)
     await sealed.append_event(session, canary_event())
 
@@ -246,10 +248,10 @@ async def test_events_are_not_read_without_their_hook(
     assert "was changed by before_store" in left_out[0].reason
 
 
-async def test_what_cannot_be_loaded_is_an_error(
+async def test_a_hook_that_fails_to_load_is_an_error(
     sealed: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
-    """A value or an event that the hook fails on is told, and not what it holds."""
+    """The error names the value or event, and not what it holds."""
     session = await sealed.create_session(**KEY, state={"own": CANARY})
     other = {**KEY, "session_id": "t"}
     await sealed.append_event(await sealed.create_session(**other), Event(author="x"))

@@ -114,10 +114,10 @@ async def test_the_past_is_of_one_point_in_time(
     assert past == session
 
 
-async def test_a_fork_that_cannot_be_read_back_says_so(
+async def test_a_fork_that_cannot_be_read_back_has_an_unknown_outcome(
     service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
-    """A session that is stored is not said to be refused, whatever fails then."""
+    """A session that is stored is not reported as refused, whatever fails then."""
 
     def after_load(_: Any, subject: Subject) -> Any:
         raise ValueError(subject)

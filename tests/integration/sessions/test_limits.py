@@ -127,7 +127,7 @@ async def test_keys_that_grow_when_escaped_are_refused(
     assert await service.get_session(**IDS) == session
 
 
-async def test_the_largest_event_is_read_told_and_kept_as_a_dead_letter(
+async def test_the_largest_event_is_read_delivered_and_kept_as_a_dead_letter(
     service: MongoSessionService,
 ) -> None:
     """An event of 15.49 MB reaches subscribers and handlers, and can be buried."""
@@ -173,10 +173,10 @@ async def test_values_have_a_greatest_depth(
 
 
 @pytest.mark.parametrize("spell", [str, "user:{}".format, "app:{}".format])
-async def test_very_many_keys_are_set_and_told(
+async def test_deltas_of_very_many_keys_are_stored_and_delivered(
     service: MongoSessionService, spell: Callable[[int], str]
 ) -> None:
-    """Deltas of 20,000 keys, new and known ones, are stored and told as any other."""
+    """20,000 keys, new and known ones, are handled as any other."""
     model = InMemorySessionService()
     deltas = [
         {spell(number): number for number in range(20_000)},

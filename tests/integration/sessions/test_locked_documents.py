@@ -61,7 +61,7 @@ async def texts(service: MongoSessionService, session: Session) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
-async def test_locked_sessions_hold_up_no_others(
+async def test_locked_sessions_delay_no_others(
     service: MongoSessionService, admin: MongoClient, database: str, count: int
 ) -> None:
     """Appends to other sessions go on, those that shared a batch with them as well."""
@@ -103,7 +103,7 @@ async def test_a_locked_session_keeps_its_order(
     ("collection", "id_", "prefix"),
     [("app_states", "app", "app:"), ("user_states", OWNER, "user:")],
 )
-async def test_locked_shared_state_holds_up_who_sets_it(
+async def test_locked_shared_state_delays_only_appends_that_set_it(
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
@@ -111,7 +111,7 @@ async def test_locked_shared_state_holds_up_who_sets_it(
     id_: Any,
     prefix: str,
 ) -> None:
-    """Appends that set other state go on, unless an earlier one of theirs waits."""
+    """Others go on, unless an earlier append to their session waits."""
     sessions = await create(service, 12)
     setters, free = sessions[:6], sessions[6:]
     with locked(admin[database], **{collection: [id_]}):
@@ -187,7 +187,7 @@ async def test_a_session_that_was_deleted_while_locked_is_not_found(
             await waiting
 
 
-async def test_new_sessions_that_wait_for_a_lock_hold_up_no_others(
+async def test_new_sessions_that_wait_for_a_lock_delay_no_others(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """Sessions that another writer is creating as well, one of them asked for twice."""

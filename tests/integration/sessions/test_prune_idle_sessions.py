@@ -169,10 +169,10 @@ async def test_the_index_of_creation_is_walked_once(
     assert sum(each["keysExamined"] for each in pages) <= 40 + 2 * len(pages)
 
 
-async def test_whoever_watches_a_pruned_session_is_told(
+async def test_a_subscription_to_a_pruned_session_ends(
     service: MongoSessionService,
 ) -> None:
-    """A subscription receives "deleted", and nothing after it."""
+    """It receives "deleted", and nothing after it."""
     await idle_session(service, Clock.set())
     async with service.watch(*KEY) as changes, asyncio.timeout(PATIENCE):
         kinds = [(await anext(changes)).kind]

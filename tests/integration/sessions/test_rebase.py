@@ -20,8 +20,10 @@ from support.subscriptions import new_event
 from mongo_session_service import ConfigurationError, MongoSessionService, StorageError
 
 
-async def test_what_was_missed_is_brought_in(second: MongoSessionService) -> None:
-    """A late event comes after all others; its session shows them, and state, too."""
+async def test_a_late_append_brings_in_the_missed_events(
+    second: MongoSessionService,
+) -> None:
+    """It is stored after them; its session shows them, and state, too."""
     theirs = await second.create_session(**IDS, state={"k": 0, "user:k": 0})
     mine = await read(second)
     mine.state["temp:draft"] = "kept"
@@ -104,7 +106,7 @@ async def test_a_response_comes_right_after_its_call(
     assert sorted(authors(stored)[2:]) == ["early", "late"]
 
 
-async def test_long_running_calls_hold_nobody_up(second: MongoSessionService) -> None:
+async def test_long_running_calls_delay_no_append(second: MongoSessionService) -> None:
     """The response to a long-running call may come later, twice, and from others."""
     running = await second.create_session(**IDS)
     webhook = await read(second)
@@ -201,8 +203,10 @@ async def test_a_failed_rebase_changes_nothing(
     assert authors(mine) == ["them", "me"]
 
 
-async def test_who_is_not_late_pays_nothing(mongodb_uri: str, database: str) -> None:
-    """An append without conflict sends what it would send without the policy."""
+async def test_rebasing_costs_an_append_without_conflict_nothing(
+    mongodb_uri: str, database: str
+) -> None:
+    """It sends what it would send without the policy."""
     sent = CommandsSent()
     async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
         for policy in ("raise", "rebase"):

@@ -16,10 +16,10 @@ from support.subscriptions import new_event
 from mongo_session_service import MongoSessionService, UnknownOutcomeError
 
 
-async def test_who_waits_for_other_calls_keeps_nobody_waiting(
+async def test_two_appends_that_wait_for_other_calls_end_in_time(
     impatient: MongoSessionService,
 ) -> None:
-    """Two that wait for different calls in vain are both refused in time."""
+    """Each waits in vain for another call, and both are refused."""
     crashed = await impatient.create_session(**IDS)
     mine = await read(impatient)
     await impatient.append_event(crashed, called("a", turn="one"))

@@ -48,7 +48,7 @@ async def _fail(change: Change) -> None:
 
 
 @pytest.mark.parametrize("hooks", [{}, SEALED], ids=["clear", "sealed"])
-async def test_no_collection_has_it(
+async def test_no_collection_holds_redacted_text(
     mongodb_uri: str, database: str, admin: MongoClient, hooks: dict[str, Any]
 ) -> None:
     """Events, states of all scopes, partials and dead letters are scanned as stored."""
@@ -200,7 +200,7 @@ async def test_many_events_take_several_steps(service: MongoSessionService) -> N
     assert CANARY not in str(await service.get_session(**KEY))
 
 
-async def test_the_command_says_what_it_does(
+async def test_the_redact_command_reports_what_it_removes(
     service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
     """First a dry run, then the events, by id or by invocation."""
@@ -246,13 +246,13 @@ async def test_the_command_says_what_it_does(
     )
 
 
-async def test_a_fork_does_not_keep_what_is_redacted_meanwhile(
+async def test_a_fork_keeps_no_event_that_is_redacted_meanwhile(
     service: MongoSessionService,
     database: str,
     admin: MongoClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It notices at its end, and removes its copy."""
+    """It is noticed at the fork's end, which removes the copy."""
     session = await service.create_session(**KEY)
     event = await service.append_event(session, say(CANARY, "i"))
     build = Fork.build_session

@@ -83,7 +83,7 @@ async def fresh(service: MongoSessionService, client: AsyncMongoClient[Any]) -> 
     )
 
 
-async def test_only_new_events_travel(
+async def test_only_new_events_are_read_again(
     service: MongoSessionService,
     client: AsyncMongoClient[Any],
     received: EventsReceived,
@@ -99,7 +99,7 @@ async def test_only_new_events_travel(
     assert [each.id for each in again.events][-2:] == [f"e{COUNT}", "new"]
 
 
-async def test_what_is_new_is_known_the_next_time(
+async def test_new_events_are_cached_for_the_next_read(
     service: MongoSessionService,
     client: AsyncMongoClient[Any],
     received: EventsReceived,
@@ -137,7 +137,7 @@ def spoil(value: Any, seen: set[int]) -> None:
         value.clear()
 
 
-async def test_what_a_caller_changes_nobody_else_sees(
+async def test_changes_to_a_session_in_hand_reach_no_other_read(
     service: MongoSessionService, client: AsyncMongoClient[Any]
 ) -> None:
     """Whatever can be reached from a session, read first or again."""
@@ -190,7 +190,7 @@ OTHER_LOGS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", OTHER_LOGS.values(), ids=OTHER_LOGS)
-async def test_another_log_is_read_whole(
+async def test_a_changed_log_is_read_whole(
     service: MongoSessionService,
     client: AsyncMongoClient[Any],
     admin: MongoClient[Any],
@@ -216,7 +216,7 @@ DELETES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("delete", DELETES.values(), ids=DELETES)
-async def test_what_is_deleted_is_dropped(
+async def test_a_deleted_session_leaves_the_cache(
     service: MongoSessionService,
     admin: MongoClient[Any],
     received: EventsReceived,
@@ -253,16 +253,16 @@ async def test_the_cache_can_be_turned_off(
 
 
 @pytest.mark.parametrize("wrong", [-1, True, 1.5, "64 MB", None])
-def test_a_limit_that_is_none_is_refused(wrong: Any) -> None:
-    """It is a number of bytes."""
+def test_a_limit_that_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
+    """It is an error of configuration."""
     with pytest.raises(ConfigurationError, match="read_cache_bytes must be a number"):
         MongoSessionService("mongodb://127.0.0.1/adk", read_cache_bytes=wrong)
 
 
-async def test_state_of_an_app_is_no_event_whatever_its_name(
+async def test_state_of_an_app_is_not_taken_for_an_event(
     service: MongoSessionService,
 ) -> None:
-    """Its document is told from an event's, though the word for that is in its name."""
+    """Also if its name has the word by which events are known."""
     ids = {"app_name": "revisions", "user_id": "ada", "session_id": "s"}
     created = await service.create_session(**ids, state={"app:key": 1, "user:key": 2})
     for number in range(1, 2 * LIMITS.block_events):

@@ -76,7 +76,7 @@ async def test_a_read_that_breaks_off_is_done_again(
     assert found == session
 
 
-async def test_creates_at_once_see_what_they_share(
+async def test_sessions_created_together_see_their_shared_state(
     service: MongoSessionService,
 ) -> None:
     """Of sessions created together each sees its own app and user, and its own copy."""

@@ -31,7 +31,7 @@ async def states(service: MongoSessionService) -> dict[str, list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("filling", ["", "x" * 400_000], ids=["small", "large"])
-async def test_both_are_shown_as_they_were_given(
+async def test_values_come_back_as_they_were_given(
     service: MongoSessionService, filling: str
 ) -> None:
     """In replies that are decoded as a whole, and in those that are not."""
@@ -45,8 +45,10 @@ async def test_both_are_shown_as_they_were_given(
     assert await states(service) == {"plain": [plain | shared] * 4, "odd": [ODD] * 4}
 
 
-async def test_what_callers_change_is_theirs(service: MongoSessionService) -> None:
-    """However often it is read, nested values are shared by no two sessions."""
+async def test_nested_values_are_shared_by_no_two_sessions(
+    service: MongoSessionService,
+) -> None:
+    """However often a session is read."""
     both = PLAIN | {"app:l": [0]}
     for id_ in ("one", "two"):
         await service.create_session(**IDS, session_id=id_, state=both)

@@ -79,7 +79,7 @@ async def test_a_fast_clock_removes_nothing(service: MongoSessionService) -> Non
 async def test_several_sweeps_remove_each_session_once(
     service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """Each session is told to be deleted once, though five services sweep."""
+    """Each session is ``deleted`` once, though five services sweep."""
     Clock.behind(100)
     for number in range(120):
         await service.create_session(**IDS, session_id=str(number), ttl=10)
@@ -191,10 +191,10 @@ async def test_a_late_append_keeps_its_session(
 
 
 @pytest.mark.limits(sweep_rest=0.1, sweep_patience=0.2)
-async def test_an_append_finds_no_session_that_is_told_to_be_deleted(
+async def test_an_append_after_a_delivered_deletion_is_refused(
     mongodb_uri: str, database: str, admin: MongoClient, service: MongoSessionService
 ) -> None:
-    """An append that began in time, and wrote too late, is refused."""
+    """It began in time, and wrote too late."""
     uri = victim_uri(mongodb_uri)
     async with (
         MongoSessionService(uri, database=database, _limits=NO_SWEEP) as writer,

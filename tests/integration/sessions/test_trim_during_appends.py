@@ -115,7 +115,7 @@ async def test_appends_and_trims_at_once(service: MongoSessionService) -> None:
     assert stored.state == session.state
 
 
-async def test_what_a_late_writer_missed_was_trimmed(
+async def test_a_late_append_that_missed_trimmed_events_is_stale(
     second: MongoSessionService,
 ) -> None:
     """It cannot be shown what it missed, so its append is stale, at once."""

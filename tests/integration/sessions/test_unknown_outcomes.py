@@ -39,10 +39,10 @@ SILENT = {"blockConnection": True, "blockTimeMS": 1000}
 
 
 @pytest.mark.parametrize("how", [UNREPLICATED, {"closeConnection": True}])
-async def test_a_create_without_answer_says_so(
+async def test_a_create_without_answer_has_an_unknown_outcome(
     victim: MongoSessionService, admin: MongoClient, how: dict[str, Any]
 ) -> None:
-    """A session that may have been stored is not said to be refused."""
+    """A session that may have been stored is not reported as refused."""
     with failing(admin, "insert", **how), pytest.raises(UnknownOutcomeError):
         await victim.create_session(**IDS)
 
@@ -53,10 +53,10 @@ async def test_a_create_without_answer_says_so(
         await victim.create_session(**IDS)
 
 
-async def test_a_create_that_cannot_be_read_back_says_so(
+async def test_a_create_that_cannot_be_read_back_has_an_unknown_outcome(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
-    """A session that is stored is not said to be refused, whatever fails then."""
+    """A session that is stored is not reported as refused, whatever fails then."""
     with (
         failing(admin, "aggregate", errorCode=2),
         pytest.raises(UnknownOutcomeError, match="stored, but"),
@@ -87,7 +87,7 @@ async def test_an_update_and_a_delete_without_answer_may_be_done_again(
     assert await victim.get_session(**IDS) is None
 
 
-async def test_a_commit_that_may_be_lost_says_so(
+async def test_a_commit_that_may_be_lost_has_an_unknown_outcome(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
     """An event that is stored, but perhaps on no majority, is recognised later."""
@@ -106,10 +106,10 @@ async def test_a_commit_that_may_be_lost_says_so(
     assert (await read(victim)).events == [event]
 
 
-async def test_a_commit_tried_again_on_a_starting_member_says_so(
+async def test_a_commit_repeated_on_a_starting_member_has_an_unknown_outcome(
     victim: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first commit may have come, though the driver says what is configured."""
+    """The first one may have been stored, whatever error the driver reports."""
     commit = AsyncClientSession.commit_transaction
 
     async def committed(driver_session: AsyncClientSession) -> None:
@@ -214,7 +214,7 @@ async def test_one_limit_bounds_retries_and_rebasing(
 
 
 @pytest.mark.xdist_group("heavy")
-async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
+async def test_an_event_without_a_majority_is_not_reported_as_stored() -> None:
     """An event found on a primary that is cut off may be lost: it is waited for.
 
     No fork has what was lost with it.

@@ -55,7 +55,7 @@ async def test_calls_are_sealed_as_events_are(
         assert not {"c1", "ship", "clerk"} & {*re.findall(r"\w+", str([*each]))}
 
 
-async def test_only_what_asks_or_answers_costs_a_read(
+async def test_only_calls_and_responses_cost_a_read(
     service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
     """Any other append sends what it has always sent."""
@@ -73,8 +73,8 @@ async def test_only_what_asks_or_answers_costs_a_read(
             assert sent.names == ["find"] * reads + writes
 
 
-async def test_who_watches_hears_of_it(service: MongoSessionService) -> None:
-    """The change that makes or ends a wait has what waits then; no other has."""
+async def test_watchers_receive_the_waiting_calls(service: MongoSessionService) -> None:
+    """The change that makes or ends a wait holds them; no other does."""
     clock = Clock.set()
     await service.create_session(**KEY)
     async with Follower(service.watch("app")) as follower:
@@ -102,7 +102,9 @@ async def test_who_watches_hears_of_it(service: MongoSessionService) -> None:
     assert await waiting(service) == {"fork": ["c1"]}
 
 
-async def test_a_session_says_what_its_log_says(service: MongoSessionService) -> None:
+async def test_a_sessions_waiting_calls_are_those_of_its_log(
+    service: MongoSessionService,
+) -> None:
     """Whatever is asked, answered, rewound, trimmed and forked, both agree."""
     chosen = random.Random(5)  # noqa: S311  no secret
     ids = [f"c{number}" for number in range(6)]

@@ -104,10 +104,10 @@ async def test_close_waits_for_appends_of_a_borrowed_client(
 
 
 @pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
-async def test_a_closed_client_is_told(
+async def test_a_client_closed_too_early_is_reported(
     mongodb_uri: str, database: str, make: Callable[[str], Any]
 ) -> None:
-    """Who has closed the client too early learns that, and what to do."""
+    """The error names the remedy."""
     client = make(mongodb_uri)
     service = MongoSessionService(client=client, database=database)
     await use(service, "s")

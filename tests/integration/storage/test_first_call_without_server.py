@@ -23,14 +23,14 @@ async def early_one(request: pytest.FixtureRequest) -> AsyncIterator[Early]:
         yield one
 
 
-async def test_a_read_does_not_meet_it(early_one: Early) -> None:
+async def test_a_read_does_not_wait_for_the_dead_server(early_one: Early) -> None:
     """It goes another way, and the next ones by another connection."""
     service, session = early_one
     for _ in range(2):
         assert await service.get_session(**SESSION) == session
 
 
-async def test_an_append_does_not_meet_it(early_one: Early) -> None:
+async def test_an_append_does_not_wait_for_the_dead_server(early_one: Early) -> None:
     """Its transaction is begun anew, and the first one keeps nobody waiting."""
     service, session = early_one
     event = await service.append_event(session, Event(author="x"))
@@ -38,8 +38,10 @@ async def test_an_append_does_not_meet_it(early_one: Early) -> None:
     assert session.events == [event]
 
 
-async def test_a_new_session_meets_it_once_at_most(early_one: Early) -> None:
-    """If nobody can tell whether it was stored, the next who tries can."""
+async def test_a_new_session_waits_for_the_dead_server_once_at_most(
+    early_one: Early,
+) -> None:
+    """If its outcome is unknown, the next call succeeds."""
     another = {**IDS, "session_id": "another"}
     unknown = 0
     for _ in range(3):
@@ -53,7 +55,7 @@ async def test_a_new_session_meets_it_once_at_most(early_one: Early) -> None:
     assert await early_one.service.get_session(**another)
 
 
-async def test_a_watch_does_not_meet_it(early_one: Early) -> None:
+async def test_a_watch_does_not_wait_for_the_dead_server(early_one: Early) -> None:
     """Its stream opens by another connection, long before it is given up."""
     service, session = early_one
     async with Follower(service.watch(**SESSION)) as follower:

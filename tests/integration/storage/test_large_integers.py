@@ -87,7 +87,7 @@ def integers(value: Any) -> list[int]:
     "reading",
     [read, listed, found, past, forked, paged, replayed, caught_up, watched, live],
 )
-async def test_they_are_plain_integers(
+async def test_large_integers_are_plain_integers(
     service: MongoSessionService, reading: Reading
 ) -> None:
     """Whichever way they are read."""

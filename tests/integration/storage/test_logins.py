@@ -96,8 +96,8 @@ async def test_streams_of_a_user_who_was_created_again_go_on(
     assert follower.revisions == {"app/user/s": [1, 2, 3]}
 
 
-async def test_who_has_no_login_is_told_so(server: Secured) -> None:
-    """It is not a privilege that lacks; the doctor does not call access open."""
+async def test_a_missing_login_is_reported_as_such(server: Secured) -> None:
+    """It is not reported as a missing privilege, nor access as open."""
     said = "requires a user and password, but got none.*authSource"
     host = f"{HOST}:{server.port}"
     for uri in (f"mongodb://{host}/", f"mongodb://{host}/?replicaSet=rs0"):

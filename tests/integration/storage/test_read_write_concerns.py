@@ -56,7 +56,7 @@ class Commands(CommandListener):
         ("readPreference=nearest", {"w": "majority"}, "nearest"),
     ],
 )
-async def test_what_is_stored_is_a_majoritys(
+async def test_each_write_waits_for_a_majority(
     mongodb_uri: str,
     database: str,
     options: str,
@@ -64,7 +64,7 @@ async def test_what_is_stored_is_a_majoritys(
     told: str | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever is asked for, a write is waited for; what is not kept is told once."""
+    """Other read and write concerns are overruled, with one warning."""
     commands = Commands()
     with caplog.at_level(logging.WARNING, "mongo_session_service"):
         async with AsyncMongoClient[Any](

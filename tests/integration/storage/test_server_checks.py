@@ -84,7 +84,7 @@ async def test_mongomock_has_no_consumers() -> None:
         ({"maxWireVersion": 25, "msg": "isdbgrid"}, True, None),
     ],
 )
-def test_servers_are_judged_by_what_they_say(
+def test_unsuitable_servers_are_refused(
     hello: dict[str, Any], says: str | None, *, transactions: bool
 ) -> None:
     """A server too old, or without transactions where they are needed, is refused."""
@@ -103,7 +103,7 @@ def test_servers_are_judged_by_what_they_say(
         (OperationFailure("not authorized", 13), OperationFailure),
     ],
 )
-async def test_what_only_speaks_mongodbs_protocol_is_refused(
+async def test_another_server_with_mongodbs_protocol_is_refused(
     reply: dict[str, Any] | Exception, raised: type[Exception]
 ) -> None:
     """A server that shows no sign of MongoDB's has to answer a snapshot read."""
@@ -114,7 +114,7 @@ async def test_what_only_speaks_mongodbs_protocol_is_refused(
         await check_product(metadata, {"maxWireVersion": 21})
 
 
-async def test_mongodb_that_does_not_tell_what_it_is_is_accepted(
+async def test_mongodb_without_build_information_is_accepted(
     mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a proxy that leaves out what it does not know."""

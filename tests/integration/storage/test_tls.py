@@ -114,10 +114,10 @@ async def test_an_unknown_authority_is_refused_at_once(
 
 
 @pytest.mark.parametrize("kind", [AsyncMongoClient, AsyncIOMotorClient])
-async def test_a_borrowed_client_is_told_as_soon(
+async def test_certificates_of_a_borrowed_client_are_checked(
     server: Secured, unknown_authority: str, kind: Any
 ) -> None:
-    """The caller's own client has its certificates checked the same way."""
+    """An unknown authority is refused at once."""
     client = kind(server.uri("root", tls="true", tlsCAFile=unknown_authority))
 
     said = await refusal(MongoSessionService(client=client))
@@ -165,7 +165,9 @@ async def test_a_certificate_that_expires_in_use_is_called_so(server: Secured) -
     assert "certificate has expired" in said
 
 
-def test_a_command_says_so_in_one_line(server: Secured, unknown_authority: str) -> None:
+def test_a_command_reports_a_bad_certificate_in_one_line(
+    server: Secured, unknown_authority: str
+) -> None:
     """The command line fails at once, naming the option that is missing."""
     uri = server.uri("root", tls="true", tlsCAFile=unknown_authority)
 

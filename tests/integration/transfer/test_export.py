@@ -140,7 +140,7 @@ async def test_sessions_that_have_expired_stay_behind(
     assert (verified.sessions, verified.is_equal) == (5, True)
 
 
-async def test_an_export_says_how_far_it_is(
+async def test_an_export_reports_its_progress(
     filled: MongoSessionService, tmp_path: Path
 ) -> None:
     """The numbers grow to those of all that was written."""
@@ -192,7 +192,7 @@ async def test_an_export_is_one_sorted_object_a_line(
     assert sessions == sorted(sessions)
 
 
-async def test_what_is_appended_during_an_export_does_not_tear_it(
+async def test_an_append_during_an_export_does_not_tear_a_session(
     filled: MongoSessionService,
 ) -> None:
     """A session is read at the revision its state is of."""
@@ -268,7 +268,7 @@ def go_on(lines: list[bytes]) -> list[bytes]:
         (go_on, "line 37: the file had ended before"),
     ],
 )
-async def test_damaged_files_are_told_by_line(
+async def test_errors_of_damaged_files_name_the_line(
     service: MongoSessionService,
     mongodb_uri: str,
     database: str,
@@ -276,7 +276,7 @@ async def test_damaged_files_are_told_by_line(
     damage: Any,
     message: str,
 ) -> None:
-    """Whatever is wrong with a file, the error names the line."""
+    """Whatever is wrong with them."""
     path = tmp_path / "x.jsonl"
     await fill(service)
     lines = (await exported(service, path)).splitlines(keepends=True)

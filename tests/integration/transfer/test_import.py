@@ -79,7 +79,7 @@ async def test_a_second_move_catches_up(
     assert await differences(old, service) == []
 
 
-async def test_what_went_on_in_the_target_is_left_alone(
+async def test_a_session_that_continued_in_the_target_is_left_alone(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
     """A session that users continued after the switch is ahead, not in conflict."""
@@ -101,13 +101,13 @@ async def diverge(old: Any, service: MongoSessionService) -> None:
     await say(service, "in the new", topic="new")
 
 
-async def test_a_conflict_stops_a_move_unless_told_otherwise(
+async def test_a_conflict_stops_a_move_by_default(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
 ) -> None:
-    """By default nothing under a taken id is changed, and the error names the id."""
+    """Nothing under a taken id is changed, and the error names the id."""
     await diverge(old, service)
     before = everything(admin, database)
 
@@ -146,7 +146,7 @@ async def test_a_conflict_can_be_replaced(
     assert await differences(old, service) == []
 
 
-async def test_a_session_without_events_is_told_by_its_creation(
+async def test_a_session_without_events_is_known_by_its_creation(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
     """An empty session of the target's own under the same id is a conflict."""
@@ -158,7 +158,7 @@ async def test_a_session_without_events_is_told_by_its_creation(
     assert "state differs" in problems[0]
 
 
-async def test_what_was_redacted_does_not_return(
+async def test_an_import_does_not_bring_back_redacted_events(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
     """A session with redacted events is left alone and named, also by a replacement."""
@@ -243,7 +243,7 @@ async def test_state_is_known_as_imported_after_a_kill(
     assert await differences(old, service) == []
 
 
-async def test_a_dry_run_tells_and_changes_nothing(
+async def test_a_dry_run_counts_and_changes_nothing(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,

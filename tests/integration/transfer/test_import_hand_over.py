@@ -64,7 +64,7 @@ async def test_any_service_can_take_over(
     assert [str(each) for each in found if "'empty'" not in str(each)] == []
 
 
-async def test_times_are_told_apart_as_databases_keep_them(
+async def test_times_are_compared_in_microseconds(
     old: InMemorySessionService, service: MongoSessionService, tmp_path: Path
 ) -> None:
     """What a database rounds to microseconds is no difference, a millisecond is one."""
@@ -81,7 +81,7 @@ async def test_times_are_told_apart_as_databases_keep_them(
     assert [str(each) for each in found if "'empty'" not in str(each)] == []
 
 
-async def test_a_service_with_other_events_is_told(
+async def test_different_events_in_a_service_are_a_conflict(
     service: MongoSessionService,
 ) -> None:
     """A session that is another one there is a conflict, or left alone."""
@@ -100,7 +100,7 @@ async def test_a_service_with_other_events_is_told(
     assert [given.skipped, len(session.events)] == [1, 1]
 
 
-async def test_a_service_can_be_given_what_it_has_otherwise(
+async def test_different_sessions_in_a_service_can_be_replaced(
     service: MongoSessionService,
 ) -> None:
     """Sessions that differ are replaced if asked for, whichever event differs first."""

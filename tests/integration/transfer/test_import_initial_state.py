@@ -214,14 +214,14 @@ async def test_a_beginning_is_replaced_with_its_session(
 
 
 @pytest.mark.parametrize("session_id", ["small", "large"])
-async def test_a_catch_up_takes_the_beginning_that_the_source_knows(
+async def test_a_catch_up_takes_the_initial_state_of_the_source(
     filled: MongoSessionService,
     copy: MongoSessionService,
     admin: MongoClient,
     database: str,
     session_id: str,
 ) -> None:
-    """So what the target has taken for it gives way, wherever that is stored."""
+    """The one that the target has assumed is replaced, wherever it is stored."""
     async with StoreSource(filled) as source:
         await move(source, copy)
         taken = {"$set": {"initial_state": {"k": "Bari"}}}
@@ -236,7 +236,7 @@ async def test_a_catch_up_takes_the_beginning_that_the_source_knows(
 
 
 @pytest.mark.parametrize("kept", ["small", LARGE])
-async def test_of_other_stores_a_beginning_is_what_no_event_has_set(
+async def test_the_initial_state_from_another_store_is_what_no_event_has_set(
     service: MongoSessionService, kept: str
 ) -> None:
     """They do not keep it; and what was known of it stays, whatever is set later."""

@@ -79,7 +79,7 @@ async def test_a_move_goes_on_after_it_was_broken_off(
     assert await differences(old, service) == []
 
 
-async def test_what_a_broken_off_move_left_gives_way(
+async def test_leftovers_of_an_interrupted_move_are_replaced(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,

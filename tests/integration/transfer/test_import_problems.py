@@ -33,7 +33,7 @@ FILES = [(sqlite, "sessions.db"), (sql_sqlite, "adk.db")]
 
 
 @pytest.mark.parametrize(("make", "file"), FILES)
-async def test_text_that_is_no_utf_8_is_told_by_its_key(
+async def test_invalid_utf_8_is_reported_by_its_key(
     make: Any, file: str, place: Place, service: MongoSessionService
 ) -> None:
     """SQLite keeps any bytes; a row of such is left out alone, and not quoted."""
@@ -58,7 +58,7 @@ async def test_text_that_is_no_utf_8_is_told_by_its_key(
     )
 
 
-async def test_rows_that_break_their_tables_rules_are_told(
+async def test_rows_that_break_their_tables_rules_are_reported(
     place: Place, service: MongoSessionService
 ) -> None:
     """Rows without state, id or time are left out alone; a whole file can follow."""
@@ -94,10 +94,10 @@ async def test_rows_that_break_their_tables_rules_are_told(
 
 
 @pytest.mark.parametrize(("make", "file"), FILES)
-async def test_what_cannot_be_read_is_told_by_its_key(
+async def test_unreadable_rows_are_reported_by_their_key(
     make: Any, file: str, place: Place, service: MongoSessionService
 ) -> None:
-    """A broken row stops a move, or is left out and told; a dry run tells of all."""
+    """A broken row stops a move, or is left out; a dry run reports all."""
     store = await make(place)
     damage_text(place.folder / file)
     told: list[Problem] = []
@@ -125,7 +125,7 @@ async def test_what_cannot_be_read_is_told_by_its_key(
     assert verified.differences == 2
 
 
-async def test_what_cannot_be_stored_is_told(
+async def test_an_event_that_is_too_large_is_reported(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
     """An event over the document limit is left out by its name, and the rest moves."""
@@ -143,7 +143,7 @@ async def test_what_cannot_be_stored_is_told(
     assert any("'huge'" in each for each in problems)
 
 
-async def test_a_second_event_of_the_same_id_is_told(
+async def test_a_second_event_of_the_same_id_is_reported(
     old: InMemorySessionService,
     service: MongoSessionService,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +164,7 @@ async def test_a_second_event_of_the_same_id_is_told(
     assert "the session already has an event with this id" in told[0]
 
 
-async def test_documents_without_ids_are_told(
+async def test_documents_without_ids_are_reported(
     place: Place, service: MongoSessionService, admin: MongoClient
 ) -> None:
     """What others have put into the source's collections does not stop the rest."""
@@ -188,7 +188,7 @@ async def test_documents_without_ids_are_told(
     assert problem.endswith("it does not name app, user and session")
 
 
-async def test_ids_that_cannot_be_stored_are_told(
+async def test_ids_that_cannot_be_stored_are_reported(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
     """An empty id, which some services accept, is a problem and a difference."""
@@ -232,7 +232,7 @@ async def test_a_store_moves_beside_itself(place: Place, mongodb_uri: str) -> No
     assert (result.new, verified.is_equal) == (5, True)
 
 
-async def test_differences_are_told_without_values(
+async def test_differences_are_reported_without_values(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,

@@ -160,7 +160,7 @@ async def test_sessions_updated_since_move_alone(
     assert moved.events == sum(len(each.events) for each in expected)
 
 
-async def test_what_adk_has_converted_is_imported(
+async def test_a_database_that_adk_has_converted_is_imported(
     tmp_path: Path, service: MongoSessionService
 ) -> None:
     """The command that a refused database of google-adk 1.x names makes one to read."""

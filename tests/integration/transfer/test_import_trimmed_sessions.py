@@ -30,7 +30,7 @@ async def fill(service: MongoSessionService) -> None:
     await append(service, session, 6)
 
 
-async def test_files_say_where_a_log_begins(
+async def test_files_hold_the_first_revision_of_a_log(
     service: MongoSessionService, copy: MongoSessionService, tmp_path: Path
 ) -> None:
     """The copy begins there too, is the same again, and catches up."""

@@ -77,7 +77,7 @@ def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)], ids=["own", "leading", "trailing"]
 )
-async def test_one_is_stored_and_the_others_are_named(
+async def test_of_padded_ids_one_is_stored_and_the_others_are_named(
     service: MongoSessionService,
     tmp_path: Path,
     order: tuple[int, ...],
@@ -100,7 +100,7 @@ async def test_one_is_stored_and_the_others_are_named(
 
 
 @pytest.mark.usefixtures("batches")
-async def test_they_end_an_import_that_is_to_skip_nothing(
+async def test_padded_ids_end_an_import_that_skips_nothing(
     service: MongoSessionService, admin: MongoClient, database: str, tmp_path: Path
 ) -> None:
     """The error names one of them, and no place stays reserved."""

@@ -81,8 +81,10 @@ async def test_urls_for_other_drivers_are_understood(place: Place) -> None:
     await refused(SqlSource(f"{url}&wrong=option"), "does not know an option")
 
 
-async def test_a_database_that_refuses_is_told(place: Place) -> None:
-    """What a server says of a wrong user, password or name is told, with the remedy."""
+async def test_a_database_that_refuses_is_reported_with_the_remedy(
+    place: Place,
+) -> None:
+    """A wrong user, password or name is the server's own message."""
     url = await place.postgresql.new()
 
     nobodys = SqlSource(url.replace("/test_", "/nobodys_"))
@@ -157,7 +159,7 @@ def test_a_database_has_to_be_named(mongodb_uri: str) -> None:
         AdkMongoDbSource(mongodb_uri)
 
 
-def test_a_service_has_to_be_told_its_apps() -> None:
+def test_an_import_from_a_service_requires_app_names() -> None:
     """The public methods do not list apps, so they have to be named."""
     with pytest.raises(SourceError, match="Name the apps"):
         ServiceSource(None, [])  # type: ignore[arg-type]

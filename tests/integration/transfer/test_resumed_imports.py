@@ -89,7 +89,7 @@ async def test_a_half_imported_id_is_taken(
 
 
 @pytest.mark.usefixtures("half")
-async def test_an_import_that_nobody_goes_on_with_gives_way(
+async def test_an_abandoned_import_frees_its_id(
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
@@ -107,7 +107,7 @@ async def test_an_import_that_nobody_goes_on_with_gives_way(
 
 @pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("how", ["prune", "delete"])
-async def test_what_an_import_left_can_be_removed(
+async def test_leftovers_of_an_import_can_be_removed(
     service: MongoSessionService,
     old: InMemorySessionService,
     admin: MongoClient,
@@ -150,13 +150,13 @@ async def test_an_import_finishes_a_removal_first(
     assert await differences(old, service) == []
 
 
-async def test_an_expired_session_is_none(
+async def test_an_expired_session_is_no_conflict(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
 ) -> None:
-    """What has expired is no conflict, whatever it held."""
+    """Whatever it held."""
     await service.create_session(**IDS)
     await say(service, "something else")
     expired = {"$set": {"expire_time": 1.0}}
@@ -203,7 +203,7 @@ async def test_a_long_session_is_replaced(
 
 
 @pytest.mark.usefixtures("two_events_together")
-async def test_a_session_deleted_while_it_comes_in_is_told(
+async def test_a_session_deleted_during_its_import_is_reported(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,
@@ -226,10 +226,10 @@ async def test_a_session_deleted_while_it_comes_in_is_told(
     assert await differences(old, service) == []
 
 
-async def test_subscribers_are_told_of_imports(
+async def test_subscribers_receive_imported_sessions(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
-    """They are told the events, and then that the session exists; or is another one."""
+    """First come the events, and then the session's creation."""
     user = {"app_name": KEY.app_name, "user_id": KEY.user_id}
     async with Follower(service.watch(**user)) as follower:
         await moved(old, service)

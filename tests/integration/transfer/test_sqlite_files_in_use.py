@@ -59,7 +59,7 @@ def copies() -> list[str]:
     return [each for each in links if "etilqs" in each]
 
 
-async def test_what_is_written_later_is_not_read(store: Store) -> None:
+async def test_later_writes_to_the_file_are_not_read(store: Store) -> None:
     """No writer waits; what is deleted is read, and its place is nobody else's."""
     before = await store.items()
     items = []

@@ -27,7 +27,7 @@ async def copy(
         yield copy
 
 
-async def test_every_difference_is_told(
+async def test_every_difference_is_reported(
     service: MongoSessionService,
     copy: MongoSessionService,
     admin: MongoClient,
@@ -73,13 +73,13 @@ async def test_every_difference_is_told(
     ]
 
 
-async def test_what_databases_round_is_no_difference(
+async def test_a_microsecond_is_no_difference(
     service: MongoSessionService,
     copy: MongoSessionService,
     admin: MongoClient,
     database: str,
 ) -> None:
-    """A microsecond, which not every store keeps, is not told."""
+    """Not every store keeps it."""
     rounded = {"$inc": {"update_time": 1e-6, "create_time": 1e-6}}
     admin[database].copy_sessions.update_many({}, rounded)
 

@@ -137,7 +137,7 @@ async def test_every_change_of_a_field_is_found(
     assert unseen == []
 
 
-async def test_what_is_sealed_is_compared_as_it_is_read(
+async def test_sealed_values_are_compared_decrypted(
     mongodb_uri: str, database: str
 ) -> None:
     """No two seals are alike, and neither they nor odd values are a difference."""

@@ -103,7 +103,7 @@ def spoken(changes: list[Change]) -> dict[tuple[str, bool], str]:
     return dict(texts)
 
 
-async def test_readers_elsewhere_receive_what_was_said(
+async def test_readers_in_other_processes_receive_partials(
     elsewhere: MongoSessionService, running: RunningTurn, model: SpokenModel
 ) -> None:
     """An early and a late one; the stored event has the id of its pieces."""
@@ -185,7 +185,7 @@ async def test_a_reader_that_comes_back_goes_on(
     await running.result()
 
 
-async def test_what_is_stored_is_not_said_again(
+async def test_partials_of_a_stored_event_are_not_delivered_again(
     elsewhere: MongoSessionService,
     service: MongoSessionService,
     running: RunningTurn,
@@ -253,10 +253,10 @@ async def test_a_user_is_watched_from_the_next_turn_on(
     assert list(spoken(received).values()) == ["second"]
 
 
-async def test_without_partials_nothing_of_it_is_received(
+async def test_a_subscription_without_partials_receives_events_only(
     elsewhere: MongoSessionService, running: RunningTurn, model: SpokenModel
 ) -> None:
-    """Who does not ask receives events, and the deployment streams nothing else."""
+    """The deployment streams nothing else to it."""
     async with elsewhere.watch(*IDS.values()) as changes:
         model.say("one")
         model.end_answer()
@@ -331,7 +331,7 @@ async def test_pieces_wait_for_mongodb(
         await running.stop()
 
 
-async def test_nothing_is_missing_after_the_stream_was_lost(
+async def test_no_partial_is_missing_after_the_stream_was_lost(
     victim: MongoSessionService,
     database: str,
     running: RunningTurn,
@@ -367,7 +367,7 @@ async def test_nothing_is_missing_after_the_stream_was_lost(
 
 
 @pytest.mark.parametrize("is_outage", [True, False])
-async def test_nothing_follows_a_piece_that_is_left_out(
+async def test_no_piece_follows_one_that_is_left_out(
     is_outage: bool,  # noqa: FBT001
     mongodb_uri: str,
     database: str,
@@ -444,7 +444,7 @@ async def test_sealed_content_is_sealed_in_pieces(
         await running.stop()
 
 
-async def test_a_deleted_session_leaves_nothing_said(
+async def test_partials_are_deleted_with_their_session(
     service: MongoSessionService,
     elsewhere: MongoSessionService,
     running: RunningTurn,
@@ -452,7 +452,7 @@ async def test_a_deleted_session_leaves_nothing_said(
     admin: MongoClient,
     database: str,
 ) -> None:
-    """What was said goes with the session, with its user and with its app."""
+    """Also with its user and with its app."""
     for delete in (
         lambda: service.delete_session(**IDS),
         lambda: service.delete_user(app_name=IDS["app_name"], user_id=IDS["user_id"]),

@@ -52,7 +52,7 @@ async def test_parallel_requests_take_turns(service: MongoSessionService) -> Non
     assert all(len({each.invocation_id for each in turn}) == 1 for turn in turns)
 
 
-async def test_what_runs_is_in_the_turn_and_its_reader_is_not(
+async def test_the_runner_holds_the_turn_and_its_reader_does_not(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """Once it is taken over, the Runner's next append is refused."""

@@ -141,7 +141,7 @@ async def test_readers_share_one_run(service: MongoSessionService) -> None:
     await running.stop()
 
 
-async def test_a_failure_is_raised_to_all_who_ask(
+async def test_a_failure_is_raised_to_all_that_wait(
     service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged once, and the session's next turn works."""
@@ -179,10 +179,10 @@ async def open_calls(service: MongoSessionService) -> set[str | None]:
 
 @pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated")
 @pytest.mark.parametrize("is_sequential", [False, True])
-async def test_a_stop_ends_the_agent_and_keeps_what_was_said(
+async def test_a_stop_ends_the_agent_and_keeps_the_partial_answer(
     service: MongoSessionService, *, is_sequential: bool
 ) -> None:
-    """A model that has fallen silent, also below an agent that heeds no signal."""
+    """Also of a model that answers no more, below an agent that ignores the signal."""
     await service.create_session(**IDS)
     model = SilentModel()
     runner = runner_of(service, model)
@@ -250,7 +250,7 @@ async def test_a_turn_may_interrupt_the_one_before(
 
 
 @pytest.mark.limits(cancel_seconds=0.1)
-async def test_what_ignores_its_stop_can_store_nothing(
+async def test_a_runner_that_ignores_its_stop_stores_nothing(
     service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No answer appears after the stop, and the log names the session."""
@@ -368,8 +368,8 @@ async def recover(service: MongoSessionService, runner: Runner) -> None:
     recovering.cancel()
 
 
-async def test_closing_stops_what_runs(mongodb_uri: str, database: str) -> None:
-    """After the grace, and with its log sealed; nothing is left."""
+async def test_closing_stops_running_turns(mongodb_uri: str, database: str) -> None:
+    """After the grace, and with closing events in the log."""
     service = MongoSessionService(mongodb_uri, database=database)
     await service.create_session(**IDS)
     model = SilentModel()
@@ -459,10 +459,10 @@ async def test_the_callers_context_is_that_of_the_agent(
     assert (seen, asked.get()) == (["by the caller"], "by the caller")
 
 
-async def test_a_turn_ends_when_its_session_is_deleted(
+async def test_a_started_turn_ends_when_its_session_is_deleted(
     service: MongoSessionService,
 ) -> None:
-    """The agent's next event is refused, which the turn says; nothing is left."""
+    """The agent's next event is refused, and the turn's error reports it."""
     await service.create_session(**IDS)
 
     async def forget() -> str:

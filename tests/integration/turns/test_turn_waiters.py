@@ -77,10 +77,10 @@ async def test_waiters_elsewhere_follow_in_order(
 
 
 @pytest.mark.parametrize("wait", [0, 30])
-async def test_a_dead_waiter_holds_up_nobody(
+async def test_a_dead_waiter_delays_no_other(
     service: MongoSessionService, admin: MongoClient, database: str, wait: float
 ) -> None:
-    """One that stays silent is passed over, and its document is removed in the end."""
+    """It is passed over, and its document is removed in the end."""
     await service.create_session(**IDS)
     stored, where = admin[database], {"_id": IDS}
     dead = {"_id": {**IDS, "ticket": 1}, "renewed_at": LONG_AGO}
@@ -151,7 +151,7 @@ async def test_a_closed_service_waits_for_no_turn(
     assert waiters(admin, database) == []
 
 
-async def test_who_never_had_a_turn_does_not_say_so(
+async def test_a_waiter_that_never_had_the_turn_does_not_end_one(
     service: MongoSessionService,
     victim: MongoSessionService,
     admin: MongoClient,

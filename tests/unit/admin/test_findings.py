@@ -85,16 +85,14 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_oplog(180.0, 0.99), WARNING, "3 minutes"),
     ],
 )
-def test_a_finding_is_told_with_its_remedy(
-    finding: Finding, status: Status, says: str
-) -> None:
+def test_a_finding_has_its_remedy(finding: Finding, status: Status, says: str) -> None:
     """What is well needs no remedy, and what is not has one."""
     assert finding.status is status
     assert says in finding.says
     assert (finding.remedy is None) == (status is OK)
 
 
-def test_who_needs_no_more_is_not_told_to_ask_for_it() -> None:
+def test_optional_privileges_are_not_demanded() -> None:
     """Only what no program can do without has to be granted."""
     agent = judge_privileges(["ada"], held("sessions"), "db", "")
     nobody = judge_privileges(["ada"], [], "db", "")
@@ -103,7 +101,7 @@ def test_who_needs_no_more_is_not_told_to_ask_for_it() -> None:
     assert (nobody.remedy or "").startswith("Have an administrator run")
 
 
-def test_a_server_that_is_too_old_is_none() -> None:
+def test_a_server_that_is_too_old_is_a_failure() -> None:
     """A server that the service would refuse is refused here as well."""
     with pytest.raises(ConfigurationError, match="MongoDB 5.0"):
         judge_server({"maxWireVersion": 9}, {"version": "4.4.0"})

@@ -145,8 +145,8 @@ def test_changes_are_interpreted(told: dict[str, Any], meaning: Any) -> None:
         (change("invalidate", ns={"db": "d"}), "The database was dropped"),
     ],
 )
-def test_what_was_dropped_has_no_history(told: dict[str, Any], what: str) -> None:
-    """Readers end when what they read is gone, and are told what it was."""
+def test_a_drop_ends_the_history(told: dict[str, Any], what: str) -> None:
+    """Its error names what was dropped."""
     with pytest.raises(HistoryLostError, match=what):
         decoder.decode_change(told, NAMES, NO_HOOKS)
 

@@ -121,7 +121,7 @@ def test_no_change_document_is_too_strange(
             assert isinstance(item.stored_delta, dict)
 
 
-def test_what_is_passed_over_is_warned_of_without_its_content(
+def test_a_warning_of_a_foreign_change_holds_no_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The warning names the collection and the error's type, once."""

@@ -91,29 +91,31 @@ def told(router: Router[Reader], item: ChangeRecord, txn: int = 1) -> dict[str, 
         (appended(SessionKey("c", "u", "s")), {"all"}),
     ],
 )
-def test_changes_reach_whom_they_concern(
+def test_changes_reach_their_scope_only(
     router: Router[Reader], item: Any, names: set[str]
 ) -> None:
-    """Each change is told to the readers of what it happened to, and to nobody else."""
+    """Each is delivered to the readers of its session, user or app."""
     assert set(told(router, item)) == names
 
 
-def test_everyone_is_told_with_the_same_object(router: Router[Reader]) -> None:
+def test_all_readers_receive_the_same_object(router: Router[Reader]) -> None:
     """A change is decoded once, however many readers it has."""
     for item in (appended(KEY), app_state(x=1)):
         assert len({id(each) for _, each in router.route(item)}) == 1
 
 
-def test_own_writes_are_not_told_twice(router: Router[Reader]) -> None:
-    """Who was told of the event that set shared state is not told of the state."""
+def test_an_events_own_state_is_not_delivered_twice(router: Router[Reader]) -> None:
+    """Its readers do not receive the state that it set as a change of its own."""
     told(router, appended(KEY, app_x=1))
     changes = told(router, app_state(x=1))
 
     assert set(changes) == {"other session", "other user"}
 
 
-def test_what_a_neighbour_set_is_told_alone(router: Router[Reader]) -> None:
-    """Of a transaction's merged write, each reader is told the part that is news."""
+def test_state_set_by_another_event_of_the_transaction_is_delivered(
+    router: Router[Reader],
+) -> None:
+    """Each reader receives the keys that its own event has not set."""
     told(router, appended(KEY, app_x=1, app_y=1))
     told(router, appended(OTHER, app_y=2, app_z=2))
     changes = told(router, app_state(x=1, y=2, z=2))
@@ -124,22 +126,24 @@ def test_what_a_neighbour_set_is_told_alone(router: Router[Reader]) -> None:
     assert not {"user", "app", "all"} & set(changes)
 
 
-def test_the_last_value_is_told_when_it_is_another(router: Router[Reader]) -> None:
-    """Who set a value that something without an event has replaced is told."""
+def test_a_value_that_was_replaced_is_delivered(router: Router[Reader]) -> None:
+    """Its last writer was something without an event."""
     told(router, appended(KEY, app_x=1))
 
     assert told(router, app_state(x=True))["session"].state_delta == {"app:x": True}
 
 
-def test_another_transaction_is_another_write(router: Router[Reader]) -> None:
+def test_a_write_of_another_transaction_is_delivered_to_all(
+    router: Router[Reader],
+) -> None:
     """A later write to the same state is news to everyone."""
     told(router, appended(KEY, app_x=1), txn=1)
 
     assert "session" in told(router, app_state(x=1), txn=2)
 
 
-def test_who_has_left_is_told_nothing(router: Router[Reader]) -> None:
-    """A detached reader gets no more, and detaching twice does no harm."""
+def test_a_detached_reader_receives_nothing(router: Router[Reader]) -> None:
+    """Detaching twice does no harm."""
     for _ in range(2):
         router.detach(READERS["session"])
 
@@ -157,10 +161,10 @@ def test_a_change_that_cannot_be_read_lacks_its_event() -> None:
     assert (change.kind, change.revision, change.event) == ("appended", 1, None)
 
 
-def test_what_was_announced_is_silent_in_its_transaction(
+def test_an_announced_delete_is_not_delivered_twice(
     router: Router[Reader],
 ) -> None:
-    """The delete an announcement is about is told to nobody, and no other."""
+    """The delete itself, in the same transaction, is delivered to no reader."""
     assert not told(router, ChangeRecord("tombstone", KEY, {}), txn=1)
     assert not told(router, deleted(KEY), txn=1)
     assert told(router, deleted(OTHER), txn=1)

@@ -9,8 +9,8 @@ from mongo_session_service.schema.indexes import INDEXES
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 
 
-def test_it_prints_a_script_for_the_database_that_is_meant() -> None:
-    """The URI's database, or the one that is named, and the prefix."""
+def test_the_script_is_for_the_database_that_is_named() -> None:
+    """In the URI or by an option, with the prefix."""
     of_uri = call("shard", "--plan", "mongodb://127.0.0.1/chats")
     named = call("shard", "--database", "other", "--prefix", "p_")
 

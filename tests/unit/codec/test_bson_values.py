@@ -44,7 +44,7 @@ def test_json_survives_bson_type_for_type(value: Any) -> None:
 @example({"": 1})
 @example({"a": [{"b": "x" * 36}, 37]})
 @example({"a": {"b": 2**64}})
-def test_what_is_plain_is_stored_as_it_is_shown(state: dict[str, Any]) -> None:
+def test_plain_state_is_stored_as_it_is_shown(state: dict[str, Any]) -> None:
     """State of which BSON shows nothing escaped or wrapped needs no decoding."""
     fields = encode_fields(state)
 
@@ -53,7 +53,7 @@ def test_what_is_plain_is_stored_as_it_is_shown(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 36, 37, "100 % sure", {"n": [0.5, None, "%"]}])
-def test_what_only_looks_escaped_is_plain(value: Any) -> None:
+def test_a_percent_sign_in_a_text_is_plain(value: Any) -> None:
     """A UUID's length and a percent sign in a text are no reason to look closer."""
     assert is_plain(bson.encode(encode_fields({"key": value})))
 
@@ -89,7 +89,7 @@ def test_field_names_of_keys_are_stable(key: str, name: str) -> None:
         (["\ud83d\ude00"], [{"%json": b'"\xed\xa0\xbd\xed\xb8\x80"'}]),
     ],
 )
-def test_only_what_bson_cannot_hold_is_wrapped(value: Any, stored: Any) -> None:
+def test_only_values_that_bson_cannot_hold_are_wrapped(value: Any, stored: Any) -> None:
     """The rest of a value stays native, whatever is beside it."""
     assert encode_value(value) == stored
 

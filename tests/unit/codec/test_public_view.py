@@ -68,7 +68,7 @@ def test_no_secret_leaves_but_all_of_it_stays(it: Change) -> None:
     assert "https://example.com/token" in it.json_text
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_fields_that_are_no_secret_stay() -> None:
     """A tool's own tokens and names are content, and metadata of the app is sent."""
     content = {"token": 1, "name": "password", "authType": "none", "api_key": ["x"]}
     event = credentials.event()
@@ -77,7 +77,7 @@ def test_what_is_no_secret_stays() -> None:
     assert not change(state=content).is_withheld
 
 
-def test_metadata_of_which_nothing_is_left_is_left_out() -> None:
+def test_empty_metadata_is_left_out() -> None:
     """As ADK does it, from events alone: state may have such keys."""
     internal = {"__adk_internal_restored_event": True}
     event = Event(author="a", custom_metadata=internal)
@@ -107,7 +107,7 @@ _payloads = st.recursive(
 
 
 @given(_payloads)
-def test_exactly_what_adk_strips_is_stripped(payload: Any) -> None:
+def test_the_fields_that_adk_strips_are_stripped(payload: Any) -> None:
     """Nothing more and nothing less, in any arrangement."""
     view = public_view.public_view({"payload": payload})
     assert view == {"payload": redacted_by_adk(payload)}
@@ -154,7 +154,7 @@ def test_an_event_is_as_adks_server_sends_it(event: Event) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_json_has_no_place_for_has_a_form(value: Any, form: Any) -> None:
+def test_values_without_a_json_form_get_one(value: Any, form: Any) -> None:
     """The documented one, in events and in state alike."""
     shown = sent(change(event=Event(author="a", output=value), state={"k": value}))
     assert shown["event"]["output"] == form
@@ -206,7 +206,7 @@ def _with(fields: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*is not a valid:UserWarning")
 @given(st.sampled_from(PLACES), AWKWARD | json_values())
-def test_what_can_be_stored_can_be_sent(path: tuple[Any, ...], value: Any) -> None:
+def test_every_stored_value_can_be_sent(path: tuple[Any, ...], value: Any) -> None:
     """Whatever is anywhere in an event, its change has JSON, stored or not."""
     try:
         event = build_event(_with(FIELDS, path, value))
@@ -222,8 +222,8 @@ def test_what_can_be_stored_can_be_sent(path: tuple[Any, ...], value: Any) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*is not a valid:UserWarning")
-def test_every_place_takes_what_is_awkward() -> None:
-    """The same for all places, so that none is left to chance."""
+def test_awkward_values_can_be_sent_from_every_field() -> None:
+    """All fields are treated alike."""
     accepted = 0
     for path in PLACES:
         for value in ("\ud800", {"\ud800": [b"\xff", 10**4000]}):

@@ -65,8 +65,8 @@ async def test_other_sessions_do_not_wait() -> None:
     await end_tasks(course.tasks)
 
 
-async def test_nothing_follows_what_was_not_done() -> None:
-    """Work after related work that failed, or was left, is not begun."""
+async def test_no_work_follows_related_work_that_failed() -> None:
+    """Also after work that was left."""
     course = Course(width=9)
     course.start(SESSION, SESSION, ("a", "u", "t"), APP)
     course.ends[0].set_result(False)

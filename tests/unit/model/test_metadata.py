@@ -82,7 +82,7 @@ def test_bad_changes_are_refused(details: dict[str, Any], reason: str) -> None:
         changed(**details)
 
 
-def test_what_is_stored_is_read_back() -> None:
+def test_details_are_read_back_as_stored() -> None:
     """Details are the same after storage, and take no place if there are none."""
     details = created(title="T" * 1000, labels={"b": "", "a": "x" * 256}, ttl=MAX_TTL)
 
@@ -107,7 +107,7 @@ def test_a_moment_has_many_forms(moment: object) -> None:
     assert created(expire_time=moment).expire_time == 1801483200.0
 
 
-def test_a_change_says_what_it_removes() -> None:
+def test_a_change_names_the_details_it_removes() -> None:
     """None stands for what is to go, and what is not given is left out."""
     assert changed(title=None) == {"title": ""}
     assert changed(labels={}) == changed(labels=None) == {"labels": None}

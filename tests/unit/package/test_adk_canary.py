@@ -108,7 +108,7 @@ def test_no_service_of_adk_has_our_scheme() -> None:
     assert "mongodb" not in schemes
 
 
-def test_what_closes_and_asks_is_as_it_was() -> None:
+def test_adks_rules_for_aborted_and_waiting_calls_are_known() -> None:
     """We follow what ADK does to an aborted invocation, and what it waits for."""
     if find_spec("google.adk.events._interrupts") is None:
         return  # of a release before 2.13

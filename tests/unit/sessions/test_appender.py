@@ -61,7 +61,7 @@ async def test_a_response_does_not_wait_for_room() -> None:
     assert appends.gate.waiting == ["first", "answer", "plain"]
 
 
-async def test_what_a_session_shows_once_there_is_room_is_expected() -> None:
+async def test_an_append_expects_the_revision_shown_once_there_is_room() -> None:
     """Another append through the same object may have ended meanwhile."""
     appends, session = Appends(is_rebasing=False), session_of("2")
     first = await appends.start(session_of("1"), Event(author="x", id="first"))

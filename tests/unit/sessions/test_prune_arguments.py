@@ -27,7 +27,7 @@ NOTHING = {"app_name": None, "idle_for": None, "created_before": None}
         ("app_name", 1),
     ],
 )
-async def test_what_makes_no_sense_is_refused(argument: str, value: object) -> None:
+async def test_senseless_times_are_refused(argument: str, value: object) -> None:
     """Zero, negative, no number, the future, and other types are invalid."""
     with pytest.raises(InvalidInputError, match=argument):
         prune_criteria(**NOTHING | {argument: value}, now=NOW)
@@ -42,6 +42,8 @@ async def test_what_makes_no_sense_is_refused(argument: str, value: object) -> N
         ("created_before", "2026-01-31T12:00:00Z"),
     ],
 )
-async def test_what_makes_sense_is_accepted(argument: str, value: object) -> None:
+async def test_past_times_and_lengths_are_accepted(
+    argument: str, value: object
+) -> None:
     """Any time that is over, and any length of time up to a hundred years."""
     assert prune_criteria(**NOTHING | {argument: value}, now=NOW)

@@ -14,7 +14,9 @@ STEPS = st.lists(st.tuples(TURNS, st.none() | TURNS), max_size=14)
 
 
 @given(STEPS)
-def test_rewinds_undo_what_adk_drops(steps: list[tuple[str, str | None]]) -> None:
+def test_rewinds_undo_the_events_that_adk_drops(
+    steps: list[tuple[str, str | None]],
+) -> None:
     """Of any log, the parts that rewinds undo are what ADK's own function drops."""
     events = [
         Event(

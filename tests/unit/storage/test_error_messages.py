@@ -99,10 +99,10 @@ def test_a_lost_connection_is_an_outage(error: PyMongoError) -> None:
         (OperationFailure("Could not find user", 11), "user name or password"),
     ],
 )
-def test_a_refused_login_is_told_from_a_missing_privilege(
+def test_a_refused_login_is_not_a_missing_privilege(
     error: PyMongoError, says: str
 ) -> None:
-    """Without a login, no privilege is said to lack."""
+    """Without a login, no privilege is reported as missing."""
     said = str(translate_error(error))
 
     assert says in said

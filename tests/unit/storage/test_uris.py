@@ -77,7 +77,7 @@ _TEXTS = st.text(st.sampled_from("@:/?#[]%&=+ ,;x4 0ä"), max_size=4)
         "mongodb://u:p@h/?tls=true&tlsCertificateKeyFilePassword=a@b/c",
     ],
 )
-def test_what_is_encoded_is_accepted(uri: str) -> None:
+def test_encoded_parts_are_accepted(uri: str) -> None:
     """An ``@`` in the value of an option need not be encoded."""
     hosts = open_client(uri).topology_description.server_descriptions()
 

@@ -254,7 +254,7 @@ def test_each_fault_is_found(spoil: Callable[[History], None], complaint: str) -
 
 
 @pytest.mark.parametrize("outcome", ["ok", "failed", "unknown"])
-def test_what_may_be_stored_may_be_stored_or_not(outcome: str) -> None:
+def test_an_append_of_unknown_outcome_may_be_stored_or_not(outcome: str) -> None:
     """An append without answer is right either way; one with an answer is not."""
     history = flawless()
     late = appended("a3", 3, 9, outcome=outcome, end=float("inf"))

@@ -52,7 +52,7 @@ def trace() -> None:
 
 
 @pytest.mark.parametrize("emit", [log_quietly, log, fail, chain_another, warn, trace])
-async def test_what_is_stored_is_found_in_all_that_is_emitted(
+async def test_the_leak_detector_finds_stored_values_in_all_output(
     emit: Callable[[], None],
 ) -> None:
     """A state value or an event's text is found wherever it may turn up."""

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[3] / "mongo_session_service"
 TESTS = sorted(Path(__file__).parents[2].rglob("test_*.py"))
 
 
-def test_every_test_says_what_it_promises() -> None:
+def test_every_test_has_a_docstring_of_one_sentence() -> None:
     """Each test has a docstring of one sentence."""
     for path in TESTS:
         for node in ast.walk(ast.parse(path.read_text())):

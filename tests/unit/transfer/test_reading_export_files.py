@@ -39,8 +39,8 @@ async def test_a_line_that_is_too_long_is_left_out_alone(tmp_path: Path) -> None
     ]
 
 
-async def test_what_is_not_packed_is_told_at_once(tmp_path: Path) -> None:
-    """A name that ends in .gz promises what the file has to keep."""
+async def test_an_unpacked_file_named_gz_is_refused_at_once(tmp_path: Path) -> None:
+    """A name that ends in .gz promises a packed file."""
     path = tmp_path / "x.jsonl.gz"
     path.write_text(FILE)
 
@@ -67,7 +67,7 @@ async def test_a_named_pipe_is_read_as_a_file(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
-async def test_a_file_tells_how_far_it_is_read(tmp_path: Path, name: str) -> None:
+async def test_a_file_reports_how_far_it_is_read(tmp_path: Path, name: str) -> None:
     """From nothing to all of it, as it lies on the disk, and again."""
     path = tmp_path / name
     content = FILE.encode()

@@ -65,10 +65,10 @@ async def test_exports_to_one_file_at_once_leave_one_of_them(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["source", "x.jsonl"]
 
 
-async def test_what_is_there_under_other_names_stays(
+async def test_files_under_other_names_are_not_overwritten(
     source: Slow, tmp_path: Path
 ) -> None:
-    """Neither somebody's file is overwritten, nor what a planted link points to."""
+    """Neither another file, nor the target of a planted link."""
     path, mine = tmp_path / "x.jsonl", tmp_path / "mine"
     mine.write_text("mine")
     (tmp_path / "x.jsonl.partial").symlink_to(mine)
@@ -96,7 +96,7 @@ async def test_a_file_keeps_its_mode(
     assert mode(path) == (0o600 if before is None else before)
 
 
-async def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+async def test_a_failed_export_leaves_the_old_file(tmp_path: Path) -> None:
     """The file of before keeps its content, and nothing is left beside it."""
     path, broken = tmp_path / "x.jsonl", tmp_path / "broken.jsonl"
     path.write_text("before")
@@ -113,7 +113,7 @@ async def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "x/", "a\0b", ".", "/", "no/such/place"])
-async def test_what_is_no_file_is_refused(
+async def test_a_target_that_is_no_file_is_refused(
     source: Slow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """One line says so, and nothing is written."""

@@ -53,7 +53,7 @@ def test_a_stop_closes_as_adk_does(log: list[Event]) -> None:
     assert bare(close_stopped(log, "root")) == bare(theirs)
 
 
-def test_what_adk_has_closed_is_not_closed_again() -> None:
+def test_calls_that_adk_has_closed_are_not_closed_again() -> None:
     """As where the agent itself has heeded the signal."""
     call = types.Part(function_call={"id": "1", "name": "f"})
     log = [
