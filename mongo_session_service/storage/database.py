@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -67,7 +67,6 @@ class Database:
             else client.get_database(
                 database,
                 codec_options=replies.CODEC_OPTIONS,
-                # Reads that may go to another member choose it themselves.
                 read_preference=_PRIMARY,
                 read_concern=_LOCAL,
                 write_concern=compat.write_concern(client),
@@ -164,23 +163,19 @@ class Database:
         return self.driver.known_primary(self.client)
 
     @asynccontextmanager
-    async def client_session(self, kept: Any = None) -> AsyncIterator[Any]:
-        """Open a causally consistent client session, or use the one that is given.
-
-        A given one is not ended.
-        """
-        ending = nullcontext(kept) if kept else await self.start_session()
-        async with ending as session:
+    async def client_session(self) -> AsyncIterator[Any]:
+        """Open a causally consistent client session."""
+        async with await self.start_session() as session:
             try:
                 yield session
             except PyMongoError as error:
                 raise await retries.renew_after_logout(self.client, error) from None
 
     @asynccontextmanager
-    async def writing(self, kept: Any = None) -> AsyncIterator[Any]:
+    async def writing(self) -> AsyncIterator[Any]:
         """Open a client session whose write is recorded as the service's latest."""
         primary = self.driver.known_primary(self.client)
-        async with self.client_session(kept) as session:
+        async with self.client_session() as session:
             yield session
             self.latest.advance(session.operation_time, primary)
 
@@ -200,16 +195,12 @@ class Database:
                 raise
 
 
-async def kill_client_session(
-    session: Any, preference: Any = ReadPreference.PRIMARY
-) -> None:
-    """Kill a client session: a server, by preference, ends all that runs in it."""
-    await kill_client_sessions(session.client, [session.session_id], preference)
+async def kill_client_session(session: Any) -> None:
+    """Kill a client session: the primary ends all that runs in it."""
+    await kill_client_sessions(session.client, [session.session_id])
 
 
-async def kill_client_sessions(
-    client: Any, ids: list[Document], preference: Any = ReadPreference.PRIMARY
-) -> None:
+async def kill_client_sessions(client: Any, ids: list[Document]) -> None:
     """Kill client sessions of this or another process: all that runs in them ends.
 
     Their owner needs no privilege for this; the reply to another user is the same, and
@@ -218,7 +209,7 @@ async def kill_client_sessions(
     with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
         async with asyncio.timeout(ABORT_SECONDS):
             admin = client["admin"]
-            await admin.command("killSessions", ids, read_preference=preference)
+            await admin.command("killSessions", ids, read_preference=_PRIMARY)
 
 
 def _common_fields(ids: Document) -> Document:
