@@ -15,7 +15,10 @@ from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.errors import (
+    ConfigurationError,
+    MongoSessionServiceError,
+)
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.retries import Effect, repeat
 
@@ -76,7 +79,7 @@ async def oplog_window(connection: Database) -> float | None:
 
 async def oplog_window_if_known(connection: Database) -> float | None:
     """Ask for :func:`oplog_window`; None too if MongoDB fails, refuses or is slow."""
-    with suppress(PyMongoError, TimeoutError):
+    with suppress(PyMongoError, MongoSessionServiceError, TimeoutError):
         async with asyncio.timeout(_OPLOG_LIMIT):
             return await oplog_window(connection)
     return None

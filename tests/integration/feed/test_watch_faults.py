@@ -95,6 +95,19 @@ async def test_failing_to_open_again(
     assert stats.reconnects or is_lost
 
 
+async def test_an_unknown_oplog_window(
+    victim: MongoSessionService, service: MongoSessionService, admin: MongoClient
+) -> None:
+    """A feed goes on where MongoDB cannot report how far its oplog reaches back."""
+    session = await service.create_session(**SESSION)
+    # Two pings begin the subscription; the next one asks for the window.
+    with failing(admin, "ping", skip=2, errorCode=11600) as hit:
+        async with Follower(victim.watch(APP)) as follower:
+            await asyncio.to_thread(hit)
+            await service.append_event(session, new_event())
+            await follower.until(lambda: len(follower.told) == 1)
+
+
 async def test_a_killed_operation(
     service: MongoSessionService,
     followers: Followed,
