@@ -37,6 +37,10 @@ oplog, at some 100,000 entries a second. The driver notices if it dies meanwhile
 _RECENT: Final = 60.0  # seconds
 _CLOSING_SECONDS: Final = 2.0
 """Seconds to close the server's cursor, which may be in use for one."""
+_FEW_CONNECTIONS: Final = 8
+"""A pool of so many may have none to spare for a stream that waits on the server."""
+_POLL: Final = 0.05
+"""Seconds without a connection before each request of a stream in such a pool."""
 _TOO_LARGE: Final = 10334
 _NO_CHANGE_STREAMS: Final = 40573
 _LOST: Final = {
@@ -75,6 +79,8 @@ class Stream:
         self._pipeline, self._slim_pipeline = pipeline, slim
         self._needs_document = needs_document
         self._start = start
+        most = database.client.options.pool_options.max_pool_size
+        self._is_polling = bool(most) and most <= _FEW_CONNECTIONS
         self._slim = False
         self._change_stream: Any = None
         self._session: Any = None
@@ -96,7 +102,7 @@ class Stream:
         return is_buffering(self._cursor)
 
     async def next_change(self) -> Document | None:
-        """Return the next change; None if there was none for about a second.
+        """Return the next change; None if there was none for a second, or less.
 
         HistoryLostError if the stream cannot be resumed, StorageUnavailableError once
         it has failed for ``RETRY_LIMIT`` seconds in a row.
@@ -146,6 +152,8 @@ class Stream:
         async with asyncio.timeout(silence if self._is_level else _SEARCH):
             if self._change_stream is None:
                 await self._reopen()
+            if self._is_polling and not self.has_more:
+                await asyncio.sleep(_POLL)
             change = await self._await_call(self._change_stream.try_next())
             self._note_resuming()
             if change is not None:
@@ -167,7 +175,8 @@ class Stream:
         pipeline = self._slim_pipeline if self._slim else self._pipeline
         is_time = isinstance(self._start, Timestamp)
         start = "start_at_operation_time" if is_time else "start_after"
-        await_ms = round(1000 * self._database.limits.stream_await_seconds)
+        seconds = self._database.limits.stream_await_seconds
+        await_ms = 1 if self._is_polling else round(1000 * seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
         self._change_stream, self._session = await self._exits.enter_async_context(
             oplog.watching(self._database, pipeline, **where)
