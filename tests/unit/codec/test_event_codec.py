@@ -6,8 +6,9 @@ import bson
 import pytest
 from google.adk.events import Event, EventActions
 from google.genai import types
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.encryption_hooks import seal, unseal
 from support.strategies import identical, json_values, states
 
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
@@ -15,13 +16,14 @@ from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.document_size import MAX_DOCUMENT_BYTES
 from mongo_session_service.codec.documents import (
     decode_event,
+    decode_state,
     encode_append,
     encode_new_session,
     event_document,
     is_same_event,
 )
 from mongo_session_service.codec.events import build_event
-from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.replies import CODEC_OPTIONS
 
@@ -37,22 +39,28 @@ def stored(event: Event) -> dict[str, Any]:
     return through_bson(event_document(encode_append(KEY, event, NO_HOOKS), 1))
 
 
+def keep(value: Any, _: object) -> Any:
+    return value
+
+
 @given(states)
 def test_state_survives_bson(state: dict[str, Any]) -> None:
     """A scope's state comes back identical, whatever its keys and values."""
     assert identical(decode_fields(through_bson(encode_fields(state))), state)
 
 
+@settings(max_examples=50)  # there is much to seal
 @given(
     args=st.dictionaries(st.text(), json_values(), max_size=3),
     data=st.binary(max_size=20),
     delta=states,
     output=json_values(),
+    hooks=st.sampled_from([NO_HOOKS, Hooks(seal, unseal), Hooks(keep, keep)]),
 )
 def test_event_survives_bson(
-    args: dict[str, Any], data: bytes, delta: dict[str, Any], output: Any
+    args: dict[str, Any], data: bytes, delta: dict[str, Any], output: Any, hooks: Hooks
 ) -> None:
-    """An event comes back equal: arguments, inline bytes, metadata, delta, output."""
+    """An event comes back equal, through hooks and BSON, and is known as the same."""
     event = Event(
         author="agent",
         content=types.Content(
@@ -70,9 +78,12 @@ def test_event_survives_bson(
         output=output,
     )
 
-    found = decode_event(stored(event), NO_HOOKS)
+    append = encode_append(KEY, event, hooks)
+    document = through_bson(event_document(append, 1))
+    found = decode_event(document, hooks)
 
     assert found == event
+    assert is_same_event(append, document["event"], hooks)
     assert identical(found.model_dump(), event.model_dump())
 
 
@@ -161,3 +172,14 @@ def test_an_unusable_value_is_named_by_its_key_and_not_shown() -> None:
         encode_new_session(KEY, {"app:image": b"hunter2\xff"}, 0.0, NO_HOOKS)
 
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_hook_may_make_tuples() -> None:
+    """What it stores in a tuple comes back to it as it would from a list."""
+    sealing = Hooks(lambda value, _: (1, value), lambda stored, _: stored[1])
+    state = {"odd": {"%bytes": ""}, "nan": float("nan"), "text": "\ud800"}
+
+    fields = encode_new_session(KEY, state, 0.0, sealing).delta.session
+
+    found = decode_state(through_bson(fields), Owner.of_session(KEY), sealing)
+    assert identical(found, state)

@@ -11,7 +11,6 @@ from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
 from mongo_session_service.storage.retries import Effect, is_transient, repeat
-from mongo_session_service.storage.tasks import backoff
 from mongo_session_service.storage.translation import translate_error
 
 
@@ -25,14 +24,6 @@ def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
     assert type(translate_error(error)) is StorageUnavailableError
     other = DriverConfigurationError("Server does not support transactions")
     assert not is_transient(other)
-
-
-def test_pauses_double_up_to_their_limit() -> None:
-    """They stay there, however often something has failed."""
-    pauses = [backoff(attempt, first=1, longest=30) for attempt in (0, 1, 4, 5, 5000)]
-
-    for pause, most in zip(pauses, (1, 2, 16, 30, 30), strict=True):
-        assert most / 2 <= pause <= most
 
 
 async def test_a_failure_does_not_hide_a_cancellation() -> None:

@@ -6,20 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from google.adk.events import Event, EventActions
-from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
-from support.strategies import identical, json_values, states
+from support.strategies import identical, json_values
 
 from mongo_session_service.errors import SourceError
-from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import export_file
 from mongo_session_service.transfer.sources import (
     MalformedError,
-    SessionHeader,
-    SharedState,
 )
 
 SESSION = {
@@ -49,39 +43,7 @@ def test_values_come_back_exactly(value: Any) -> None:
     assert identical(read, value)
 
 
-@given(states)
-def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
-    """A session's or scope's line holds all of it."""
-    details = Details("t", {"b": "", "a": "x"}, 5.0, 9.5)
-    key = SessionKey("a", "u/v", "s")
-    header = SessionHeader(key, state, 2.5, 1.25, details, initial=state)
-    shared = SharedState("a", "u", state)
-
-    for item in (header, shared):
-        read = export_file.decode_item(
-            *export_file.parse_line(export_file.encode_item(item).encode())
-        )
-        assert type(read) is type(item)
-        assert identical(dict(read.state), dict(sorted(state.items())))
-        assert getattr(read, "details", None) == getattr(item, "details", None)
-        assert identical(getattr(read, "initial", read.state), read.state)
-
-
 ORIGIN = {"session_id": "s", "create_time": 1.5, "revision": 3}
-
-
-def test_a_fork_comes_back_with_its_origins() -> None:
-    """What it was made of is there, the nearest first; others lack the field."""
-    key, origins = SessionKey("a", "u", "t"), [ORIGIN, ORIGIN | {"revision": 1}]
-    header = SessionHeader(key, {}, 2.5, forked_from=origins)
-
-    line = export_file.encode_item(header)
-    read = export_file.decode_item(*export_file.parse_line(line.encode()))
-
-    assert isinstance(read, SessionHeader)
-    assert read.forked_from == origins
-    plain = export_file.encode_item(SessionHeader(key, {}, 2.5))
-    assert "forked_from" not in plain
 
 
 @pytest.mark.parametrize(
@@ -105,27 +67,6 @@ def test_wrong_origins_are_named(wrong: Any) -> None:
     """Nothing reaches the store that a redaction could not read."""
     with pytest.raises(MalformedError, match="forked_from|session_id"):
         export_file.decode_item("session", SESSION | {"forked_from": wrong})
-
-
-def test_events_come_back_with_bytes() -> None:
-    """An event's bytes are told from text that looks the same."""
-    blob = types.Blob(data=b"\xff\xfe", mime_type="image/png")
-    call = types.FunctionCall(name="f", args={"data": "//4="})
-    parts = [types.Part(inline_data=blob), types.Part(function_call=call)]
-    event = Event(
-        author="a",
-        content=types.Content(parts=parts),
-        actions=EventActions(state_delta={"n": float("nan")}),
-        long_running_tool_ids={"b", "a", "c"},
-    )
-
-    line = export_file.encode_item(event)
-    read = export_file.decode_item(*export_file.parse_line(line.encode()))
-
-    assert isinstance(read, Event)
-    assert read.content == event.content
-    assert read.long_running_tool_ids == event.long_running_tool_ids
-    assert export_file.encode_item(read) == line
 
 
 @pytest.mark.parametrize(
