@@ -71,7 +71,7 @@ def escape_key(key: str) -> str:
 
 
 def escape_keys(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {escape_key(key): value for key, value in state.items()}
+    return {escape_key(key): value for key, value in state.items()} if state else {}
 
 
 def unescape_key(name: str) -> str:
@@ -122,25 +122,27 @@ def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_dict(value: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Encode a dict exactly in BSON; its values are encoded already."""
-    has_odd_key = any(
-        not key.isidentifier() and _NOT_A_FIELD_NAME.search(key) for key in value
-    )
-    return _wrap(value) if has_odd_key or _is_reference(value) else values
+    for key in value:
+        if not key.isidentifier() and _is_odd(key, value):
+            return _wrap(value)
+    return values
 
 
-def _is_reference(value: Mapping[str, Any]) -> bool:
-    """Tell whether the driver would read a dict as a reference, not as a dict."""
-    return "$ref" in value and "$id" in value
+def _is_odd(key: str, value: Mapping[str, Any]) -> bool:
+    """Whether a dict with this key, which is no identifier, has to be wrapped."""
+    # The driver would read it as a reference, not as a dict.
+    is_reference = key == "$ref" and "$id" in value
+    return is_reference or _NOT_A_FIELD_NAME.search(key) is not None
 
 
 def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
-    if depth == MAX_NATIVE_DEPTH or _is_reference(value):
+    if depth == MAX_NATIVE_DEPTH:
         return _wrap(value)
     encoded = {}
     for key, item in value.items():
         if type(key) is not str:
             return _encode_dict(json_form(value), depth)
-        if not key.isidentifier() and _NOT_A_FIELD_NAME.search(key):
+        if not key.isidentifier() and _is_odd(key, value):
             return _wrap(value)
         # What most items are, without a call for each, as in a list.
         kind = type(item)

@@ -36,7 +36,6 @@ from mongo_session_service.model.records import (
     SessionKey,
     StoredSession,
     TurnFence,
-    without_temp,
 )
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id
@@ -127,10 +126,10 @@ def event_document(
     are the fields of what waits from now on, if it changes that.
     """
     event = RawBSONDocument(append.encoded) if encoded else append.event
-    flags = _event_flags(is_wrapped=append.is_wrapped, is_hooked=append.is_hooked)
+    document = {"_id": append.key.event_id(revision), "event": event, **append.flags}
     if waiting is not None:
-        flags[WAITING] = waiting[WAITING] or []
-    return {"_id": append.key.event_id(revision), "event": event, **flags}
+        document[WAITING] = waiting[WAITING] or []
+    return document
 
 
 def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Document:
@@ -138,19 +137,17 @@ def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Documen
     document, _, _ = _encode_event(key, event, hooks)
     encoded = bson.encode(document)
     document_size.check_event_size(event.id, {}, len(encoded))
-    flags = _event_flags(is_wrapped=is_wrapped(encoded), is_hooked=hooks.has_both)
-    return {"event": RawBSONDocument(encoded), **flags}
+    return {"event": RawBSONDocument(encoded), **event_flags(encoded, hooks)}
 
 
-def _event_flags(*, is_wrapped: bool, is_hooked: bool) -> Document:
+def event_flags(encoded: bytes, hooks: Hooks) -> Document:
     """Build the fields that decide how the event beside them is decoded."""
-    flags = {"wrapped": is_wrapped, "hooked": is_hooked}
-    return {name: True for name, is_set in flags.items() if is_set}
-
-
-def is_wrapped(encoded: bytes) -> bool:
-    """Tell whether a value in an event's BSON is wrapped in ``%json``."""
-    return _WRAPPER_FIELD in encoded
+    flags = {}
+    if _WRAPPER_FIELD in encoded:
+        flags["wrapped"] = True
+    if hooks.has_both:
+        flags["hooked"] = True
+    return flags
 
 
 _NUMBER: Final = (int, float)
@@ -248,7 +245,7 @@ def encode_new_session(
     hooks: Hooks,
     details: Details = NO_DETAILS,
 ) -> NewSession:
-    flat = _json_state(_check_state(state))
+    flat = _json_state(state)
     if hooks.is_missing:
         details = details.with_display_name(flat)
     else:
@@ -267,8 +264,10 @@ def encode_state(
 
     Its keys have no prefix; those of a session that have one are left out.
     """
-    own = _check_state(dict(state))
-    shown = _check_state({owner.prefix + key: value for key, value in own.items()})
+    shown = {
+        owner.prefix + key if isinstance(key, str) else key: value
+        for key, value in state.items()
+    }
     stored = hooks.state_to_store(_json_state(shown), owner._replace(prefix=""))
     parts = _split_scopes(bson_values.encode_values(stored))
     by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
@@ -295,12 +294,14 @@ def encode_append(
         key,
         document["timestamp"],
         document,
-        is_wrapped(encoded),
-        hooks.has_both,
+        event_flags(encoded, hooks),
         _split_scopes(values),
         encoded,
+        len(encoded),
         fence,
-        metadata.new_title(delta) if delta and hooks.is_missing else NOT_GIVEN,
+        metadata.display_name(delta)
+        if metadata.ADK_METADATA in delta and hooks.is_missing
+        else NOT_GIVEN,
         waiting_step(event),
     )
 
@@ -317,9 +318,7 @@ def _encode_event(
         document, is_doubtful = events.dump_event(event)
     except InvalidInputError as error:
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
-    delta = event.actions.state_delta
-    if delta or type(delta) is not dict:
-        delta = _json_state(without_temp(_check_state(delta)))
+    delta = _json_state(event.actions.state_delta)
     if hooks.before_store is not None:
         delta = hooks.state_to_store(delta, Owner.of_session(key))
     document["actions"]["state_delta"] = bool(delta)  # its place among the fields
@@ -513,11 +512,13 @@ def loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
     return bson_values.encode_value(fields)
 
 
-def _check_state(state: object) -> dict[str, Any]:
+def _json_state(state: object) -> dict[str, Any]:
+    """Check a flat state; return the JSON forms of its values, without ``temp:``."""
     if not isinstance(state, dict):
         message = f"state must be a dict, not {type(state).__name__}."
         raise InvalidInputError(message)
-    for key in state:
+    forms = {}
+    for key, value in state.items():
         if not isinstance(key, str):
             message = f"State keys must be strings, not {type(key).__name__}."
             raise InvalidInputError(message)
@@ -527,12 +528,8 @@ def _check_state(state: object) -> dict[str, Any]:
                 f" {bson_values.MAX_KEY_LENGTH}."
             )
             raise InvalidInputError(message)
-    return state
-
-
-def _json_state(state: dict[str, Any]) -> dict[str, Any]:
-    forms = {}
-    for key, value in state.items():
+        if key.startswith(State.TEMP_PREFIX):
+            continue
         if type(value) in _SCALARS:  # which JSON has as they are
             forms[key] = value
             continue

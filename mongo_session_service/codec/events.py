@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from operator import itemgetter
@@ -149,10 +149,12 @@ def _dump_ordinary(event: Event) -> dict[str, Any] | None:
         )
     except Exception:  # noqa: BLE001  a serializer's, which may quote values
         return None
+    document["actions"] = {}
     # Repeated events are recognised by their bytes, so fields keep their order.
-    after = [name for name in _AFTER_ACTIONS if name in document]
-    late = {name: document.pop(name) for name in after}
-    return {**document, "actions": {}, **late}
+    for name in _AFTER_ACTIONS:
+        if name in document:
+            document[name] = document.pop(name)
+    return document
 
 
 def _dump(event: Event) -> tuple[dict[str, Any], bool]:
@@ -206,20 +208,21 @@ def is_as_declared(model: BaseModel) -> bool:
 
 
 def _has_classes(value: Any, classes: tuple[type, ...]) -> bool:
+    parts: Iterable[Any] = (value,)
     if isinstance(value, list):
-        return all(_is_instance(each, classes) for each in value)
-    if isinstance(value, dict) and dict not in classes:
-        return all(_is_instance(each, classes) for each in value.values())
-    return _is_instance(value, classes)
-
-
-def _is_instance(value: Any, classes: tuple[type, ...]) -> bool:
-    if isinstance(value, classes):
-        return not isinstance(value, BaseModel) or is_as_declared(value)
-    if hasattr(value, "__dict__") and not isinstance(value, _SCALARS):
-        kind, wanted = (indefinite(each.__name__) for each in (type(value), classes[0]))
-        raise InvalidInputError(f"it has {kind} instead of {wanted}")
-    return False
+        parts = value
+    elif isinstance(value, dict) and dict not in classes:
+        parts = value.values()
+    for each in parts:
+        if isinstance(each, classes):
+            if isinstance(each, BaseModel) and not is_as_declared(each):
+                return False
+        elif hasattr(each, "__dict__") and not isinstance(each, _SCALARS):
+            kind, wanted = (indefinite(it.__name__) for it in (type(each), classes[0]))
+            raise InvalidInputError(f"it has {kind} instead of {wanted}")
+        else:
+            return False
+    return True
 
 
 class _Declared(NamedTuple):
@@ -239,7 +242,8 @@ def _declared(model: type[BaseModel]) -> _Declared:
     }
     if len(classes) > 1:
         return _Declared(classes, itemgetter(*classes))
-    return _Declared(classes, lambda values: tuple(values[name] for name in classes))
+    # Of one name, it would not get a tuple.
+    return _Declared(classes, lambda values: (*map(values.__getitem__, classes),))
 
 
 def _classes(annotation: Any) -> Iterator[type]:

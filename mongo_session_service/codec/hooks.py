@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 from google.adk.sessions.state import State
@@ -119,7 +119,7 @@ class _Change(NamedTuple):
         raise self.error(f"{self.name} must return an object for {_named(subject)}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Hooks:
     """An application's hooks; either may be missing, and costs nothing then.
 
@@ -129,16 +129,14 @@ class Hooks:
 
     before_store: Hook | None = None
     after_load: Hook | None = None
+    is_missing: bool = field(init=False)
+    """Whether there is none, so that state is stored in clear."""
+    has_both: bool = field(init=False)
+    """Whether what is changed will be changed back."""
 
-    @property
-    def is_missing(self) -> bool:
-        """Tell whether there is none, so that state is stored in clear."""
-        return self.before_store is None and self.after_load is None
-
-    @property
-    def has_both(self) -> bool:
-        """Tell whether what is changed will be changed back."""
-        return self.before_store is not None and self.after_load is not None
+    def __post_init__(self) -> None:
+        hooks = (self.before_store, self.after_load)
+        self.is_missing, self.has_both = hooks == (None, None), None not in hooks
 
     def check_hooks(self) -> None:
         hooks = {"before_store": self.before_store, "after_load": self.after_load}

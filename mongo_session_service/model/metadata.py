@@ -141,11 +141,6 @@ def display_name(state: Mapping[str, Any]) -> str | None:
         return None
 
 
-def new_title(delta: Mapping[str, Any]) -> str | NotGiven | None:
-    """The title that a delta gives a session: its display name, or None without one."""
-    return display_name(delta) if ADK_METADATA in delta else NOT_GIVEN
-
-
 def titled(state: dict[str, Any], title: str | None) -> dict[str, Any]:
     """A state with a stored title as its display name.
 

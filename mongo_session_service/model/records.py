@@ -92,12 +92,6 @@ class ScopedState:
         return ScopedState(*map(change, (self.app, self.user, self.session)))
 
 
-def without_temp(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a flat state or delta that may be stored."""
-    temp = State.TEMP_PREFIX
-    return {key: value for key, value in state.items() if not key.startswith(temp)}
-
-
 class Marker(NamedTuple):
     """Version of a session: the expected revision of its next append, and more.
 
@@ -182,24 +176,20 @@ class Append(NamedTuple):
     timestamp: float
     event: dict[str, Any]
     """The event's native sub-document."""
-    is_wrapped: bool
-    """Whether the sub-document holds values that must be unwrapped on reading."""
-    is_hooked: bool
-    """Whether the application's hook must change the sub-document back."""
+    flags: Document
+    """The fields beside the sub-document: whether reading has to unwrap values of it,
+    and whether the application's hook has to change it back."""
     delta: ScopedState
     encoded: bytes
     """The sub-document as BSON, which is handed to the server as it is."""
+    size: int
+    """Bytes of that."""
     fence: TurnFence | None = None
     """The turn that it belongs to, which must not have been taken over."""
     title: str | NotGiven | None = NOT_GIVEN
     """The session's new title, if it changes; None for none."""
     waiting: WaitingStep = WaitingStep()
     """Its questions to people, or answers for them."""
-
-    @property
-    def size(self) -> int:
-        """Size of the encoded event in bytes."""
-        return len(self.encoded)
 
 
 @dataclass(slots=True, eq=False)

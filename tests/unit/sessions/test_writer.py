@@ -38,10 +38,10 @@ def start(
         target.key,
         1.0,
         {"id": event_id or target.key.session_id},
-        is_wrapped=False,
-        is_hooked=False,
+        flags={},
         delta=ScopedState(**delta),
         encoded=bytes(size),
+        size=size,
     )
     return asyncio.ensure_future(writer.write(append, target.marker, target))
 
