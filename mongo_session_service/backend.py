@@ -29,8 +29,13 @@ from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.reads import ReadCache, SessionReads
 from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import Writer
-from mongo_session_service.storage.clocks import LatestWrite, ServerClock
-from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.clients import (
+    ConnectionSettings,
+    Driver,
+    open_client,
+)
+from mongo_session_service.storage.database import LatestWrite, ServerClock
+from mongo_session_service.storage.failures import FOREIGN_LOOP
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.tasks import (
     SwallowedCancellation,
@@ -38,8 +43,6 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.storage.translation import FOREIGN_LOOP
-from mongo_session_service.storage.uri import ConnectionSettings, open_client
 
 _Part = TypeVar("_Part")
 _Arguments = ParamSpec("_Arguments")

@@ -22,7 +22,6 @@ from mongo_session_service.errors import InvalidInputError, StorageUnavailableEr
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.reads import SessionReads
-from mongo_session_service.storage import oplog
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.tasks import uninterrupted
 
@@ -178,7 +177,7 @@ class _SessionLog:
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
-        as_of = await oplog.latest_time(self._storage, patient=True)
+        as_of = await self._storage.latest_time(patient=True)
         wanted = LogRange(
             before=revision + 1, newest_first=True, page_events=_EVENTS_PER_PAGE
         )

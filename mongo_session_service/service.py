@@ -87,13 +87,12 @@ from mongo_session_service.sessions.appender import Appended
 from mongo_session_service.sessions.deletion import erase_owner
 from mongo_session_service.sessions.details import update_details
 from mongo_session_service.sessions.fork import copy_session
-from mongo_session_service.storage.cooperative import in_slices
-from mongo_session_service.storage.lease import LeaseRenewer
-from mongo_session_service.storage.tasks import running_loop, uninterrupted
-from mongo_session_service.storage.translation import (
+from mongo_session_service.storage.clients import ConnectionSettings
+from mongo_session_service.storage.failures import (
     reporting_stored_unread,
 )
-from mongo_session_service.storage.uri import ConnectionSettings
+from mongo_session_service.storage.lease import LeaseRenewer
+from mongo_session_service.storage.tasks import in_slices, running_loop, uninterrupted
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns.closing_events import with_reason
 from mongo_session_service.turns.running_turns import (

@@ -24,9 +24,9 @@ from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, backends_of
-from mongo_session_service.storage import catalog, oplog, server
+from mongo_session_service.storage import server
+from mongo_session_service.storage.failures import topology_of
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.outages import topology_of
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.transactions import Transaction
 from mongo_session_service.turns.turn import find_turns
@@ -331,7 +331,7 @@ async def _check_turns(storage: Storage) -> Finding:
 
 
 async def _check_indexes(storage: Storage) -> Finding:
-    names = await catalog.collection_names(storage)
+    names = await server.collection_names(storage)
     missing = await missing_indexes(storage)
     return judge_indexes(missing, is_set_up="sessions" in names)
 
@@ -341,7 +341,7 @@ async def _check_oplog(storage: Storage) -> Finding:
         text = "each shard has its own, which mongos does not show"
         remedy = "Run rs.printReplicationInfo() on each shard."
         return Finding("oplog window", Status.UNKNOWN, text, remedy)
-    window = await oplog.oplog_window(storage)
+    window = await storage.oplog_window()
     if window is None:
         return judge_oplog(None, 0)
     stages = [

@@ -19,7 +19,6 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.service import MongoSessionService, backends_of
-from mongo_session_service.storage import oplog
 from mongo_session_service.storage.statements import Query
 
 
@@ -28,8 +27,8 @@ async def start_position(
 ) -> Position:
     """Make the position before all, before what is new, or before a time's changes."""
     async with backends_of(service).in_call() as opened:
-        now = await oplog.latest_time(opened.connection)
-        window = await oplog.oplog_window_if_known(opened.connection)
+        now = await opened.connection.latest_time()
+        window = await opened.connection.oplog_window_if_known()
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":

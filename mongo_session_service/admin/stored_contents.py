@@ -26,7 +26,7 @@ from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.search import AppCount
-from mongo_session_service.storage import catalog
+from mongo_session_service.storage import server
 from mongo_session_service.storage.statements import Query
 
 _SUMMARY_FIELDS: Final = (
@@ -210,7 +210,7 @@ class SchemaContents:
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     async with backends_of(service).in_call() as opened:
-        there = await catalog.collection_names(opened.connection)
+        there = await server.collection_names(opened.connection)
         missing = await missing_indexes(opened.connection)
         version = await recorded_version(opened.connection)
         prefix = opened.connection.prefix

@@ -490,13 +490,13 @@ labels: Final = click.option(
 
 def database_and_prefix() -> tuple[str, str]:
     """Return the names that are meant, of the database and before its collections."""
-    from mongo_session_service.storage import uri as uris
+    from mongo_session_service.storage import clients
 
     shared = given()
     uri = shared.uri or os.environ.get("MONGODB_URI") or "mongodb://127.0.0.1"
-    client = uris.open_client(uri)
+    client = clients.open_client(uri)
     database = (
-        shared.database or client.get_default_database(uris.DEFAULT_DATABASE).name
+        shared.database or client.get_default_database(clients.DEFAULT_DATABASE).name
     )
-    uris.check_names(client, database, shared.prefix)
+    clients.check_names(client, database, shared.prefix)
     return database, shared.prefix

@@ -29,13 +29,11 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage import oplog
+from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS, WRITE_CONFLICT
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import renewed_at_condition
-from mongo_session_service.storage.retries import PAUSE_AFTER_LOSS
 from mongo_session_service.storage.statements import Delete, Query, Update
 from mongo_session_service.storage.transactions import ClientSessions, Transaction
-from mongo_session_service.storage.translation import WRITE_CONFLICT
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +224,7 @@ class Checkpoint:
         await self._start("now" if option == "skip" else "beginning")
 
     async def _start(self, start: Start) -> None:
-        now = await oplog.latest_time(self.storage, patient=True)
+        now = await self.storage.latest_time(patient=True)
         begin = Position.at_end if start == "now" else Position.at_beginning
         await self.save(begin(now))
 
@@ -357,9 +355,9 @@ class Checkpoint:
 
 async def start_at_present(storage: Storage, settings: ConsumerSettings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
-    oplog.check_watchable(storage)
+    storage.check_watchable()
     log = await load_log_id(storage)
-    now = await oplog.latest_time(storage, patient=True)
+    now = await storage.latest_time(patient=True)
     await _load_or_store(storage, settings, log, Position.at_end(now))
 
 
@@ -425,7 +423,7 @@ class ConsumerStatus:
 
 
 async def load_statuses(storage: Storage) -> list[ConsumerStatus]:
-    now = await oplog.latest_time(storage)
+    now = await storage.latest_time()
     age = {"$set": {"age": {"$subtract": ["$$NOW", "$saved_at"]}}}
     held = {"holder": {"$ne": None}, "$expr": renewed_at_condition(storage, "$gte")}
     count = {"$group": {"_id": "$_id.consumer", "count": {"$sum": 1}}}

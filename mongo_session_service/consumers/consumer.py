@@ -49,10 +49,9 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.validation import check_count, check_flag
 from mongo_session_service.model.wording import counted
-from mongo_session_service.storage import oplog
-from mongo_session_service.storage.cooperative import Pace
 from mongo_session_service.storage.lease import LeaseRenewer
 from mongo_session_service.storage.tasks import (
+    Pace,
     SharedTask,
     backoff,
     running_loop,
@@ -279,7 +278,7 @@ class Consumer:
             while await self._open():
                 if until_caught_up and self._until is None:
                     storage = self._checkpoint.storage
-                    self._until = await oplog.latest_time(storage, patient=True)
+                    self._until = await storage.latest_time(patient=True)
                 try:
                     first = await self._next_delivery()
                 except StopAsyncIteration:
@@ -424,7 +423,7 @@ class Consumer:
         if saved.is_replaying and not position.is_replaying:
             await self._save(position)
         elif time.monotonic() - checkpoint.saved_at > limits.consumer_idle_save_seconds:
-            now = await oplog.latest_time(checkpoint.storage, patient=True)
+            now = await checkpoint.storage.latest_time(patient=True)
             await self._save(position.advanced_to(now))
 
     @property
@@ -643,7 +642,7 @@ async def _claim_name(
     """Wait for the name, and find the position to resume at."""
     async with backends.in_call() as opened:
         storage = opened.connection
-        oplog.check_watchable(storage)
+        storage.check_watchable()
         checkpoint = Checkpoint(storage, settings)
         stands_by = False
         try:

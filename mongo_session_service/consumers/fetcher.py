@@ -19,12 +19,11 @@ from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import ConsumerSettings, Position
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage import oplog
-from mongo_session_service.storage.cooperative import Pace
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.snapshots import NO_TIME
 from mongo_session_service.storage.statements import ForgottenError, Query
 from mongo_session_service.storage.stream import Stream
+from mongo_session_service.storage.tasks import Pace
 
 
 class Delivery(NamedTuple):
@@ -124,7 +123,7 @@ class Fetcher:
 
     async def _begin_to_catch_up(self) -> None:
         """Read what has changed in the part that was replayed, before going on."""
-        self._catching_up_to = await oplog.latest_time(self._storage, patient=True)
+        self._catching_up_to = await self._storage.latest_time(patient=True)
 
     async def _end_catching_up(self, until: Timestamp) -> None:
         await self.close_change_stream()

@@ -29,7 +29,7 @@ from mongo_session_service.embedded.mongod import (
     find_mongod,
     ports_of,
 )
-from mongo_session_service.storage.initiation import initiate
+from mongo_session_service.storage.server import initiate
 
 __all__ = ["EmbeddedReplicaSet", "EmbeddedServerError"]
 

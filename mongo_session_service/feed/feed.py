@@ -27,10 +27,8 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.feed.stats import Counters, FeedStats
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage import oplog
-from mongo_session_service.storage.cooperative import Pace
-from mongo_session_service.storage.retries import PAUSE_AFTER_LOSS
-from mongo_session_service.storage.tasks import Supervisor, background
+from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS
+from mongo_session_service.storage.tasks import Pace, Supervisor, background
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +186,7 @@ class _StreamReader(ABC):
 
     async def _follow(self) -> bool:
         """Follow a stream from now on to the end; False if it cannot be resumed."""
-        start = await oplog.latest_time(self._storage, patient=True)
+        start = await self._storage.latest_time(patient=True)
         stream, pace = decoder.follow(self._storage, self._pipeline, start), Pace()
         self._open_at(start)
         try:
@@ -300,7 +298,7 @@ class _LogReader(_StreamReader):
         self._reopened = reopened
         if now - self._measured_at > _OPLOG_MEASURED_EVERY:
             self._measured_at = now
-            window = await oplog.oplog_window_if_known(self._storage)
+            window = await self._storage.oplog_window_if_known()
             self._counters.oplog_window = window
 
 
@@ -331,7 +329,7 @@ class Feed:
         self, scope: Scope, max_bytes: int, *, partials: bool
     ) -> tuple[Inbox, Timestamp]:
         """Open an inbox for every change of a scope after the returned time."""
-        oplog.check_watchable(self._storage)
+        self._storage.check_watchable()
         inbox = Inbox(scope, self._storage.limits.inbox_changes, max_bytes)
         try:
             since = await self.log.attach(inbox)

@@ -23,7 +23,6 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.feed import Feeds, Inbox
 from mongo_session_service.feed.view import View, load_view
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.storage import oplog
 from mongo_session_service.storage.snapshots import NO_TIME
 
 _STORED_EVENTS: Final = 256
@@ -123,7 +122,7 @@ class Subscription:
     async def _begin(self) -> None:
         async with self._feeds.backends.in_call() as backend:
             await self._open_inbox(backend)
-            self._since = await oplog.latest_time(backend.connection, patient=True)
+            self._since = await backend.connection.latest_time(patient=True)
 
     async def _open_inbox(self, backend: Backend) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""

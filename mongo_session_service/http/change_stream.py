@@ -31,7 +31,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.http.refusals import RETRY_SECONDS, SEE_LOG, UNAVAILABLE
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.storage.cooperative import Pace
+from mongo_session_service.storage.tasks import Pace
 
 try:
     from sse_starlette.sse import EventSourceResponse, SendTimeoutError

@@ -71,7 +71,7 @@ from mongo_session_service.model.results import (
 from mongo_session_service.model.validation import MAX_ID_BYTES, check_id
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
-from mongo_session_service.storage.cooperative import Pace
+from mongo_session_service.storage.tasks import Pace
 
 logger = logging.getLogger(__name__)
 

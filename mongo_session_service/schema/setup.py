@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from mongo_session_service.errors import NotAuthorizedError, SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES, Index
-from mongo_session_service.storage import catalog, server
-from mongo_session_service.storage.catalog import NotCreatedError
+from mongo_session_service.storage import server
 from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.server import NotCreatedError
 from mongo_session_service.storage.statements import DuplicateError, Query, Update
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
 async def missing_indexes(storage: Storage) -> list[Index]:
     """List the indexes that do not exist, or differ from their definition."""
     found = await asyncio.gather(
-        *(catalog.index_information(storage, name) for name in _INDEXED)
+        *(server.index_information(storage, name) for name in _INDEXED)
     )
     described = dict(zip(_INDEXED, found, strict=True))
     return [each for each in INDEXES if not each.is_like(described[each.collection])]
@@ -117,7 +117,7 @@ class _Attempts:
 
 async def _missing_collections(attempts: _Attempts) -> set[str]:
     with attempts.trying("collections"):
-        return {*_NEEDED} - await catalog.collection_names(attempts.storage)
+        return {*_NEEDED} - await server.collection_names(attempts.storage)
     return set()
 
 
@@ -141,7 +141,7 @@ async def _create_missing(
             lacking
             and not builds
             and name not in new
-            and await catalog.count_documents(storage, name)
+            and await server.count_documents(storage, name)
             > storage.limits.unindexed_documents
         )
         if keeps_waiting:
@@ -150,7 +150,7 @@ async def _create_missing(
             new.discard(name)
     for name in sorted(new):
         with attempts.trying(f"collection {storage.prefix + name!r}"):
-            await catalog.create_collection(storage, name)
+            await server.create_collection(storage, name)
     return skipped
 
 
@@ -158,12 +158,12 @@ async def _create_indexes(attempts: _Attempts, name: str, lacking: list[Index]) 
     """Create indexes, and their collection; True if all exist then."""
     definitions = [(each.directed, each.options) for each in lacking]
     with suppress(NotAuthorizedError, NotCreatedError):
-        await catalog.create_indexes(attempts.storage, name, definitions)
+        await server.create_indexes(attempts.storage, name, definitions)
         return True
     for index, each in zip(lacking, definitions, strict=True):
         # One that fails does not keep the others from it.
         with attempts.trying(_index_name(attempts.storage, index)):
-            await catalog.create_indexes(attempts.storage, name, [each])
+            await server.create_indexes(attempts.storage, name, [each])
     return False
 
 

@@ -41,8 +41,8 @@ from mongo_session_service.sessions.reads import (
     find_session_document,
 )
 from mongo_session_service.sessions.writer import TOO_LATE, Writer
+from mongo_session_service.storage.failures import reporting_stored_unread
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.translation import reporting_stored_unread
 
 Result = TypeVar("Result")
 

@@ -45,6 +45,7 @@ from mongo_session_service.model.results import Erased
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.search import PagePosition, Search
+from mongo_session_service.storage.failures import reporting_partial_removal
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Delete,
@@ -55,7 +56,6 @@ from mongo_session_service.storage.statements import (
     Update,
 )
 from mongo_session_service.storage.transactions import Transaction
-from mongo_session_service.storage.translation import reporting_partial_removal
 
 FORK: Final = "held_by"
 """The field of a reservation that names the fork that holds it."""

@@ -49,9 +49,9 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.cooperative import in_slices
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.tasks import in_slices
 
 _INVOCATION: Final = "event.invocation_id"
 """The field of an event, unless a hook has sealed it."""

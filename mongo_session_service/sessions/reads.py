@@ -39,11 +39,10 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.cooperative import in_slices, with_gc_paused
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.replies import Encoded, decode_documents
+from mongo_session_service.storage.snapshots import Encoded, decode_documents
 from mongo_session_service.storage.statements import Query
-from mongo_session_service.storage.tasks import background
+from mongo_session_service.storage.tasks import background, in_slices, with_gc_paused
 from mongo_session_service.storage.transactions import Transaction
 
 _KEYS_AT_ONCE: Final = 1000

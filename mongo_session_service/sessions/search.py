@@ -28,9 +28,9 @@ from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionPage, SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
 from mongo_session_service.sessions import queries
-from mongo_session_service.storage.cooperative import in_slices
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.tasks import in_slices
 
 _OF_OTHERS: Final = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 

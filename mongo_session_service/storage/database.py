@@ -7,13 +7,22 @@ differences end here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import math
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC
 from functools import partial
 from typing import Any, Final
 
 import pymongo
+from bson import codec_options
 from bson.codec_options import CodecOptions
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+from google.adk.platform import time as platform_time
 from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -21,19 +30,119 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.records import SHARD_KEY, Document
-from mongo_session_service.storage import compat, replies, retries
-from mongo_session_service.storage.clocks import (
-    Contact,
-    LatestWrite,
-    ServerClock,
-)
-from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage import clients, failures
+from mongo_session_service.storage.clients import Driver
 from mongo_session_service.storage.tasks import uninterrupted
+
+_BREAK: Final = 1.5
+"""Seconds without an answer after which MongoDB may have been away meanwhile."""
+
+
+class LatestWrite:
+    """The latest write of a service, on the deployment's clock.
+
+    Right after an election a primary may not know yet that the write is committed, and
+    would answer as of before it. The primary that has confirmed the write does know.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._time = Timestamp(0, 0)
+        self._primary: object = None
+
+    def advance(self, time: Timestamp, primary: object) -> None:
+        """Record a write: its time, and the primary that took it."""
+        with self._lock:
+            if self._time < time:
+                self._time, self._primary = time, primary
+
+    def is_included(self, time: Timestamp, primary: object) -> bool:
+        """Tell whether a primary's answer as of ``time`` includes the write."""
+        with self._lock:
+            return time >= self._time or primary == self._primary
+
+
+def _boot_time() -> float:
+    """Seconds since the machine was started, or since some other fixed time."""
+    if sys.platform == "linux":  # where the usual one stops while the machine sleeps
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class ServerClock:
+    """The time on MongoDB's server; this machine's, until the server has answered.
+
+    Clocks of clients may be wrong, and jump. So what removes a session, refuses to
+    write to one or takes over a lease asks the server in the same command, by
+    ``$$NOW``. What only reads, and what sets the time at which a session will expire,
+    asks this clock.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None
+        """Seconds from boot time to the server's time."""
+
+    def set_by(self, hello: Mapping[str, Any]) -> None:
+        """Set the clock by a reply to ``hello`` that came just now."""
+        there = hello["localTime"].replace(tzinfo=UTC).timestamp()
+        self._ahead = there - _boot_time()
+
+    def now(self) -> float:
+        """Return the server's time in seconds since 1970, apart from drift."""
+        if self._ahead is None:
+            return platform_time.get_time()
+        return self._ahead + _boot_time()
+
+
+class Contact:
+    """Since when one primary has answered an event loop without a break.
+
+    Who asks nothing for a while does not know whether there was one.
+    """
+
+    def __init__(self, known_primary: Callable[[], object]) -> None:
+        self._known_primary = known_primary
+        self._primary: object = None
+        self._answered_at = self._begun_at = -math.inf
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask the primary in the block."""
+        asked_at = _boot_time()
+        yield
+        now, primary = _boot_time(), self._known_primary()
+        is_break = now - min(asked_at, self._answered_at) > _BREAK
+        if is_break or primary != self._primary:
+            self._begun_at = now
+        self._answered_at, self._primary = now, primary
+
+    def has_lasted(self, seconds: float) -> bool:
+        """Tell whether there was no break for so long before the last answer."""
+        return self._answered_at - self._begun_at >= seconds
+
 
 _PRIMARY: Final = ReadPreference.PRIMARY
 _LOCAL: Final = ReadConcern("local")
 ABORT_SECONDS: Final = 2.0
 """Seconds for the server to end what was given up."""
+
+
+class _PlainInt(codec_options.TypeDecoder):
+    """Reads 64-bit integers as the ``int`` they were written from."""
+
+    bson_type = Int64
+
+    def transform_bson(self, value: Int64) -> int:
+        return int(value)
+
+
+CODEC_OPTIONS: Final = codec_options.CodecOptions[dict[str, Any]](
+    type_registry=codec_options.TypeRegistry([_PlainInt()]),
+    # Otherwise one value of another tool would fail the whole read.
+    datetime_conversion=codec_options.DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+)
+"""How every document is decoded."""
 
 
 class Database:
@@ -66,10 +175,10 @@ class Database:
             if self.driver is Driver.MOCK
             else client.get_database(
                 database,
-                codec_options=replies.CODEC_OPTIONS,
+                codec_options=CODEC_OPTIONS,
                 read_preference=_PRIMARY,
                 read_concern=_LOCAL,
-                write_concern=compat.write_concern(client),
+                write_concern=clients.write_concern(client),
             )
         )
         self._collections: dict[str, Any] = {}
@@ -93,9 +202,9 @@ class Database:
             found = self._collections[name] = self.database[self.prefix + name]
         return found
 
-    def translating_errors(self) -> retries.ErrorTranslation:
+    def translating_errors(self) -> failures.ErrorTranslation:
         """Translate the driver's errors raised in the block to this package's."""
-        return retries.ErrorTranslation(self.client)
+        return failures.ErrorTranslation(self.client)
 
     @property
     def is_mock(self) -> bool:
@@ -169,7 +278,7 @@ class Database:
             try:
                 yield session
             except PyMongoError as error:
-                raise await retries.renew_after_logout(self.client, error) from None
+                raise await failures.renew_after_logout(self.client, error) from None
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Any]:

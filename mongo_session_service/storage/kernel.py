@@ -93,17 +93,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bson.timestamp import Timestamp
 from pymongo.errors import ExecutionTimeout, NetworkTimeout
 
+from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage import snapshots
 from mongo_session_service.storage.database import Database
+from mongo_session_service.storage.failures import (
+    Effect,
+    repeat,
+    reporting_partial_removal,
+)
 from mongo_session_service.storage.lease import Lease
-from mongo_session_service.storage.retries import Effect, repeat
 from mongo_session_service.storage.snapshots import Answer
 from mongo_session_service.storage.statements import (
     Delete,
@@ -124,14 +130,13 @@ from mongo_session_service.storage.transactions import (
     write_alone,
     write_apart,
 )
-from mongo_session_service.storage.translation import (
-    reporting_partial_removal,
-)
 
 Result = TypeVar("Result")
 
 _KEPT_CLIENT_SESSIONS: Final = 6
 """As many as the writer has transactions at the same time."""
+
+_OPLOG_SECONDS: Final = 2.0
 
 
 class ScannedPage(NamedTuple):
@@ -366,6 +371,46 @@ class Storage(Database):
             return reply
 
         return await repeat(self.client, run, Effect.READ, patient=patient)
+
+    def check_watchable(self) -> None:
+        """Refuse a database whose changes cannot be followed: without transactions."""
+        if not self.has_transactions:
+            raise ConfigurationError(
+                "Changes cannot be watched with transactions=False, nor in mongomock:"
+                " an event would arrive without its state. Use a replica set, with"
+                " transactions."
+            )
+
+    async def latest_time(self, *, patient: bool = False) -> Timestamp:
+        """The latest time that the primary knows, which orders all changes.
+
+        A standalone server, or mongomock, has no clock: ``ConfigurationError``.
+        """
+        reply = await self.command({"ping": 1}, patient=patient)
+        time: Timestamp | None = reply.get("operationTime")
+        if time is None:
+            raise ConfigurationError(
+                "A standalone server, or mongomock, keeps no history of changes, so"
+                " there are no consumers. Use a replica set."
+            )
+        return time
+
+    async def oplog_window(self) -> float | None:
+        """The seconds of changes that the oplog holds; None if there is no oplog."""
+        oplog = self.client["local"]["oplog.rs"]
+        finding = partial(oplog.find_one, {}, {"ts": 1}, sort=[("$natural", 1)])
+        first = await repeat(self.client, finding, Effect.READ, patient=False)
+        if first is None:
+            return None
+        latest = await self.latest_time()
+        return float(latest.time - first["ts"].time)
+
+    async def oplog_window_if_known(self) -> float | None:
+        """The same; None too if MongoDB fails, refuses or is slow."""
+        with suppress(MongoSessionServiceError, TimeoutError):
+            async with asyncio.timeout(_OPLOG_SECONDS):
+                return await self.oplog_window()
+        return None
 
     def _run(
         self,

@@ -42,9 +42,9 @@ from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.errors import MongoSessionServiceError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.clients import Driver
 from mongo_session_service.storage.database import kill_client_sessions
-from mongo_session_service.storage.retries import Effect, repeat
+from mongo_session_service.storage.failures import Effect, TimeLimitError, repeat
 from mongo_session_service.storage.tasks import (
     Supervisor,
     SwallowedCancellation,
@@ -52,7 +52,6 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.storage.translation import TimeLimitError
 
 if TYPE_CHECKING:
     from mongo_session_service.storage.kernel import Storage

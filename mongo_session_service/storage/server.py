@@ -1,21 +1,35 @@
-"""Server handshake: whether a server can keep the service's promises."""
+"""Server: whether it keeps the service's promises, and which collections it holds."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pymongo
+from pymongo import IndexModel, MongoClient
 from pymongo.common import SERVER_SELECTION_TIMEOUT
-from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
+from pymongo.errors import (
+    CollectionInvalid,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+from pymongo.write_concern import WriteConcern
 
-from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.storage.compat import Driver
-from mongo_session_service.storage.outages import certificate_refusal, topology_of
-from mongo_session_service.storage.retries import Effect, ErrorTranslation, repeat
-from mongo_session_service.storage.translation import TRANSIENT_CODES, UNAUTHORIZED
-from mongo_session_service.storage.uri import open_client
+from mongo_session_service.errors import ConfigurationError, StorageError
+from mongo_session_service.storage.clients import Driver, open_client
+from mongo_session_service.storage.failures import (
+    TRANSIENT_CODES,
+    UNAUTHORIZED,
+    Effect,
+    ErrorTranslation,
+    certificate_refusal,
+    repeat,
+    topology_of,
+)
 
 if TYPE_CHECKING:  # the command line answers without ADK
     from mongo_session_service.storage.database import Database
@@ -140,3 +154,117 @@ def is_mongos(hello: dict[str, Any]) -> bool:
 def is_standalone(hello: dict[str, Any]) -> bool:
     """Tell whether a server belongs to no replica set, nor to a sharded cluster."""
     return "setName" not in hello and not is_mongos(hello)
+
+
+Result = TypeVar("Result")
+
+_REASONS: Final = {
+    11000: "the data holds an event twice",
+    85: "another index of the same keys exists, and is not changed",
+    86: "another index of that name exists, and is not changed",
+}
+_NAMESPACE_EXISTS: Final = 48
+_PRIMARY_ONLY: Final = WriteConcern(w=1)
+"""Whoever creates something writes to a document after it: a majority confirms that,
+and by the order of the oplog all that came before."""
+
+
+class NotCreatedError(StorageError):
+    """Something is in the place of an index; the message is what that is."""
+
+
+async def collection_names(database: Database) -> set[str]:
+    """Return the names of the service's collections, without its prefix."""
+    names = await _repeat(database, database.database.list_collection_names)
+    prefix = database.prefix
+    return {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
+
+
+async def index_information(database: Database, collection: str) -> dict[str, Any]:
+    """Return the keys and options of each index, by name."""
+    return await _repeat(database, database.collection(collection).index_information)
+
+
+async def count_documents(database: Database, collection: str) -> int:
+    """Estimate the number of documents, without reading them."""
+    counted = database.collection(collection).estimated_document_count
+    return await _repeat(database, counted)
+
+
+async def create_collection(database: Database, collection: str) -> None:
+    """Create a collection, unless it exists."""
+    is_mock = database.driver is Driver.MOCK
+    options: dict[str, Any] = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
+
+    async def create() -> None:
+        with suppress(CollectionInvalid):
+            try:
+                await database.database.create_collection(
+                    database.prefix + collection, **({} if is_mock else options)
+                )
+            except OperationFailure as error:
+                if error.code != _NAMESPACE_EXISTS:
+                    raise
+
+    await _repeat(database, create)
+
+
+async def create_indexes(
+    database: Database,
+    collection: str,
+    indexes: Sequence[tuple[list[tuple[str, int]], dict[str, Any]]],
+) -> None:
+    """Create indexes, each of keys and options, and their collection.
+
+    Raises:
+        NotCreatedError: of several none may be created.
+    """
+    target = database.collection(collection)
+    if database.driver is not Driver.MOCK:
+        target = target.with_options(write_concern=_PRIMARY_ONLY)
+    models = [IndexModel(keys, **options) for keys, options in indexes]
+
+    async def create() -> None:
+        try:
+            await target.create_indexes(models)
+        except OperationFailure as error:
+            if error.code not in _REASONS:
+                raise
+            raise NotCreatedError(_REASONS[error.code]) from None
+
+    await _repeat(database, create)
+
+
+async def _repeat(database: Database, work: Callable[[], Awaitable[Result]]) -> Result:
+    # What is created twice is there once.
+    return await repeat(database.client, work, Effect.READ, patient=False)
+
+
+_PRIMARY: Final = 1
+_SECONDARY: Final = 2
+
+
+def initiate(name: str, hosts: list[str], settings: dict[str, int]) -> Iterator[None]:
+    """Initiate a replica set, unless its data holds it.
+
+    Each look at its members is one step; it ends once there is a primary and the others
+    are secondaries. The first member calls for elections at once, rather than after a
+    timeout.
+    """
+    members = [{"_id": index, "host": host} for index, host in enumerate(hosts)]
+    config = {"_id": name, "members": members, "settings": settings}
+    client: MongoClient[Any] = MongoClient(
+        hosts[0], directConnection=True, serverSelectionTimeoutMS=2000
+    )
+    with client:
+        with suppress(PyMongoError):  # it is initiated already
+            client.admin.command("replSetInitiate", config)
+        while True:
+            with suppress(PyMongoError):
+                status = client.admin.command("replSetGetStatus")
+                states = sorted(member["state"] for member in status["members"])
+                if states == [_PRIMARY] + [_SECONDARY] * (len(states) - 1):
+                    return
+                if _PRIMARY not in states:
+                    client.admin.command("replSetStepUp")
+            yield

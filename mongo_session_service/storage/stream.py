@@ -1,35 +1,65 @@
-"""Stream: the database's changes, resumed after any failure that allows it."""
+"""Stream: the database's changes, resumed after any failure that allows it.
+
+Beside it, MongoDB's clock, and how far its oplog reaches back. A server without an
+oplog, such as a standalone or mongomock, has none of these.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
 
-from mongo_session_service.errors import ConfigurationError, HistoryLostError
+from mongo_session_service.errors import (
+    ConfigurationError,
+    HistoryLostError,
+)
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage import oplog
-from mongo_session_service.storage.compat import (
+from mongo_session_service.storage.clients import (
     Driver,
     current_cursor,
     is_buffering,
-    renew_connections,
 )
 from mongo_session_service.storage.database import Database
-from mongo_session_service.storage.retries import gave_up_error, is_transient, pauses
+from mongo_session_service.storage.failures import (
+    gave_up_error,
+    is_transient,
+    pauses,
+    renew_connections,
+    translate_error,
+)
 from mongo_session_service.storage.tasks import (
     SwallowedCancellation,
     background,
 )
-from mongo_session_service.storage.translation import translate_error
 
 logger = logging.getLogger(__name__)
+
+_OPLOG_LIMIT: Final = 2.0  # seconds
+_MAJORITY: Final = ReadConcern("majority")
+
+
+@asynccontextmanager
+async def watching(
+    connection: Database, pipeline: list[dict[str, Any]], **options: Any
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Open a change stream of the database; yield it and its client session."""
+    database = connection.database.with_options(read_concern=_MAJORITY)
+    async with connection.reading() as session:
+        watch = database.watch(pipeline, session=session, **options)
+        stream = await connection.driver.open_cursor(watch)
+        try:
+            yield stream, session
+        finally:
+            await stream.close()
+
 
 _SEARCH: Final = 3600.0
 """Seconds for a stream that is behind: a server does not reply while it searches its
@@ -179,7 +209,7 @@ class Stream:
         await_ms = 1 if self._is_polling else round(1000 * seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
         self._change_stream, self._session = await self._exits.enter_async_context(
-            oplog.watching(self._database, pipeline, **where)
+            watching(self._database, pipeline, **where)
         )
         self._note_resuming()
 

@@ -27,11 +27,17 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service import telemetry
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.compat import renew_connections
 from mongo_session_service.storage.database import (
     ABORT_SECONDS,
     Database,
     kill_client_session,
+)
+from mongo_session_service.storage.failures import (
+    DUPLICATE_KEY,
+    WRITE_CONFLICT,
+    TimeLimitError,
+    is_turned_away,
+    renew_connections,
 )
 from mongo_session_service.storage.snapshots import find_documents
 from mongo_session_service.storage.statements import (
@@ -45,12 +51,6 @@ from mongo_session_service.storage.statements import (
     Update,
 )
 from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.translation import (
-    DUPLICATE_KEY,
-    WRITE_CONFLICT,
-    TimeLimitError,
-    is_turned_away,
-)
 
 Result = TypeVar("Result")
 __all__ = ["LockedError"]

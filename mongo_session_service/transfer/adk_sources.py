@@ -32,9 +32,9 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import indefinite
+from mongo_session_service.storage.clients import open_client
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
-from mongo_session_service.storage.uri import open_client
 from mongo_session_service.transfer.sources import (
     EVERYTHING,
     BaseSource,

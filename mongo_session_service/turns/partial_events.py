@@ -40,10 +40,10 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnInfo
 from mongo_session_service.sessions import queries
+from mongo_session_service.storage.failures import DUPLICATE_KEY
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import Supervisor, background
-from mongo_session_service.storage.translation import DUPLICATE_KEY
 from mongo_session_service.telemetry import PARTIAL_SIZES, record_size
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.storage import server
-from mongo_session_service.storage.compat import Driver
+from mongo_session_service.storage.clients import Driver
 from support import routing
 from support.command_log import CommandsSent
 from support.encryption_hooks import SEALED

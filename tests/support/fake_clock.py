@@ -11,7 +11,7 @@ from unittest import mock
 
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.storage.clocks import ServerClock
+from mongo_session_service.storage.database import ServerClock
 
 
 class Clock:

@@ -11,7 +11,7 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded.mongod import HOST, SET_NAME, Mongod
-from mongo_session_service.storage.initiation import initiate
+from mongo_session_service.storage.server import initiate
 
 
 class FailingReplicaSet(EmbeddedReplicaSet):

@@ -12,7 +12,7 @@ from typing import Any
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, PlannedWrite
 from mongo_session_service.sessions.writer import Writer
-from mongo_session_service.storage.clocks import ServerClock
+from mongo_session_service.storage.database import ServerClock
 
 LIMIT = 60.0
 

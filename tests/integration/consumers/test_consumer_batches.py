@@ -11,7 +11,7 @@ from support.consumers import PATIENCE, append, create, take, told
 from support.subscriptions import until
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.storage import cooperative
+from mongo_session_service.storage import tasks
 
 # No batch is committed since it took long.
 pytestmark = pytest.mark.limits(consumer_batch_seconds=60.0)
@@ -145,7 +145,7 @@ async def test_other_tasks_run_between_changes(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that waits for nothing keeps the event loop for a slice at most."""
-    monkeypatch.setattr(cooperative, "_SLICE", 0.0)
+    monkeypatch.setattr(tasks, "_SLICE", 0.0)
     await append(service, await create(service), 20)
     consumer, turns, seen = service.consumer("c"), 0, []
 

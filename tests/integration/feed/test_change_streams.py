@@ -17,7 +17,6 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import decoder
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.service import backends_of
-from mongo_session_service.storage import oplog
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.stream import Stream
 
@@ -44,7 +43,7 @@ async def test_a_long_search_in_the_oplog_is_waited_for(
     connection: Storage, admin: MongoClient
 ) -> None:
     """A server that takes long to find an old point is not asked again and again."""
-    changes = opened_at(connection, await oplog.latest_time(connection))
+    changes = opened_at(connection, await connection.latest_time())
     blocked = {"blockConnection": True, "blockTimeMS": 1000}
     with failing(admin, "aggregate", "getMore", times=1, **blocked):
         start = time.monotonic()
@@ -60,7 +59,7 @@ async def test_a_silent_server_is_given_up(
     victim: MongoSessionService, connection: Storage, admin: MongoClient
 ) -> None:
     """Once a stream has caught up, a reply that does not come is not waited for."""
-    changes = opened_at(connection, await oplog.latest_time(connection))
+    changes = opened_at(connection, await connection.latest_time())
     while await changes.next_change() is not None:
         pass
     before = changes.reopened
@@ -87,7 +86,7 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
         service = MongoSessionService(client=client, database=database, _limits=limits)
         await service.create_session(**SESSION)
         async with backends_of(service).in_call() as opened:
-            now = await oplog.latest_time(opened.connection)
+            now = await opened.connection.latest_time()
         for milliseconds in range(10):
             changes = opened_at(opened.connection, now)
             with suppress(TimeoutError):

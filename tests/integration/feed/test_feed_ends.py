@@ -15,7 +15,7 @@ from support.subscriptions import SESSION, Follower, new_event
 
 from mongo_session_service import HistoryLostError, MongoSessionService
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.storage import oplog
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.stream import Stream
 
 
@@ -149,7 +149,7 @@ async def test_a_feed_that_fails_ends_all_waits(
         raise RuntimeError("out of order")
 
     with monkeypatch.context() as patched:
-        patched.setattr(oplog, "latest_time", fail)
+        patched.setattr(Storage, "latest_time", fail)
         opening = [service.watch(APP).__aenter__() for _ in range(5)]
         errors = await asyncio.gather(*opening, return_exceptions=True)
     assert [str(each) for each in errors] == [

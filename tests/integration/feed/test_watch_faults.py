@@ -25,7 +25,6 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.storage import oplog
 from mongo_session_service.storage.kernel import Storage
 
 LOST = (280, 286)
@@ -183,7 +182,7 @@ async def test_no_change_is_missed_while_the_feed_restarts(
 ) -> None:
     """A session is not followed again before the feed knows where it goes on."""
     session, everyone = followers
-    asked, answer, now = asyncio.Event(), asyncio.Event(), oplog.latest_time
+    asked, answer, now = asyncio.Event(), asyncio.Event(), Storage.latest_time
 
     async def slow_now(storage: Storage, **options: bool) -> Timestamp:
         if victim.feed_stats().resyncs:
@@ -191,7 +190,7 @@ async def test_no_change_is_missed_while_the_feed_restarts(
             await answer.wait()
         return await now(storage, **options)
 
-    monkeypatch.setattr(oplog, "latest_time", slow_now)
+    monkeypatch.setattr(Storage, "latest_time", slow_now)
     with failing(admin, "getMore", times=1, errorCode=286) as hit:
         await service.append_event(session, new_event())
         await asyncio.to_thread(hit)

@@ -23,7 +23,7 @@ from support.resource_checks import PATIENCE
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.storage.translation import TRANSIENT_CODES
+from mongo_session_service.storage.failures import TRANSIENT_CODES
 
 pytestmark = [
     pytest.mark.limits(

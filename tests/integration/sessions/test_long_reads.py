@@ -19,7 +19,7 @@ from support.long_sessions import store_long_session
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.storage import cooperative
+from mongo_session_service.storage import tasks
 
 COUNT = 60
 KEY = SessionKey("app", "ada", "long")
@@ -55,7 +55,7 @@ async def test_other_tasks_run_during_a_read(
     service: MongoSessionService, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each slice of its decoding is followed by a turn of the others."""
-    monkeypatch.setattr(cooperative, "_SLICE", -1.0)
+    monkeypatch.setattr(tasks, "_SLICE", -1.0)
     turns = 0
 
     async def others() -> None:

@@ -22,7 +22,7 @@ from support.spoken_model import SpokenModel
 from mongo_session_service import LeaseLostError, MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.storage import clocks, lease
+from mongo_session_service.storage import database, lease
 
 LIMITS = Limits(
     lease_seconds=2.0,
@@ -36,7 +36,7 @@ AWAY = LIMITS.lease_seconds + 0.2
 @pytest.fixture
 def replica_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedReplicaSet]:
     """MongoDB, of which an outage is noticed that lasts as long as these leases."""
-    monkeypatch.setattr(clocks, "_BREAK", 0.5)
+    monkeypatch.setattr(database, "_BREAK", 0.5)
     with EmbeddedReplicaSet() as replica_set:
         yield replica_set
 

@@ -25,7 +25,7 @@ from mongo_session_service.codec.bson_values import (
     json_form,
     unescape_key,
 )
-from mongo_session_service.storage.replies import CODEC_OPTIONS
+from mongo_session_service.storage.database import CODEC_OPTIONS
 
 
 def through_bson(value: Any, options: CodecOptions = CODEC_OPTIONS) -> Any:

@@ -25,7 +25,7 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.storage.replies import CODEC_OPTIONS
+from mongo_session_service.storage.database import CODEC_OPTIONS
 
 KEY = SessionKey("app", "user", "session")
 

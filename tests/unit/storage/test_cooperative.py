@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mongo_session_service.storage.cooperative import with_gc_paused
+from mongo_session_service.storage.tasks import with_gc_paused
 
 
 @pytest.fixture(autouse=True)

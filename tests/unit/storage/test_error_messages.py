@@ -14,7 +14,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from mongo_session_service.storage.translation import translate_error
+from mongo_session_service.storage.failures import translate_error
 
 UNREACHABLE = "mongod is running there"
 UNRESOLVED = "DNS does not know the host"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.storage.clocks import LatestWrite
+from mongo_session_service.storage.database import LatestWrite
 
 EARLIER, LATER = Timestamp(1, 1), Timestamp(2, 1)
 

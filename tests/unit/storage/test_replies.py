@@ -8,7 +8,7 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mongo_session_service.storage import replies
+from mongo_session_service.storage import snapshots
 
 
 @pytest.mark.parametrize("name", ["firstBatch", "nextBatch"])
@@ -21,7 +21,7 @@ def test_a_reply_is_split_into_its_documents(
     encoded = [bson.encode(each) for each in [*documents, {name: [name]}]]
     batch = [RawBSONDocument(each) for each in encoded]
     fields = {"id": 2**60, name: batch, "ns": f"{name}.{name}", "at": 1.5}
-    reply = RawBSONDocument(bson.encode({"cursor": fields, "ok": 1.0}), replies.RAW)
+    reply = RawBSONDocument(bson.encode({"cursor": fields, "ok": 1.0}), snapshots.RAW)
     del fields[name]
 
-    assert replies.split_reply(reply, name) == (encoded, fields)
+    assert snapshots.split_reply(reply, name) == (encoded, fields)

@@ -10,8 +10,12 @@ from pymongo.errors import AutoReconnect
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
-from mongo_session_service.storage.retries import Effect, is_transient, repeat
-from mongo_session_service.storage.translation import translate_error
+from mongo_session_service.storage.failures import (
+    Effect,
+    is_transient,
+    repeat,
+    translate_error,
+)
 
 
 def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mongo_session_service import ConfigurationError
-from mongo_session_service.storage.uri import open_client
+from mongo_session_service.storage.clients import open_client
 
 SECRET = "hunter2"  # noqa: S105  it opens nothing
 SCHEME = "its scheme is neither mongodb:// nor mongodb+srv://"

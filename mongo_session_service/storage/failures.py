@@ -1,27 +1,50 @@
-"""Translation: an error of PyMongo becomes one of this package's.
+"""Failures of MongoDB: which pass, which are repeated, and which error each becomes.
+
+:func:`repeat` is the one rule of retries, by which each verb of the kernel runs. The
+driver itself repeats every command once, on another connection, and a transaction that
+was turned away until its time limit. What no longer may be repeated fails; its outcome
+may be unknown, and the caller decides.
 
 A server's error text may quote the documents it refused, and the driver words its own
 anew with each release: neither is passed on. A server's name and code of an error are.
+Why no server can be used is found in what the driver's topology holds, and in the
+numbers and names that the operating system and OpenSSL give to their errors.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from enum import Enum, auto
+from itertools import count
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
 from bson.errors import BSONError
+from pymongo import AsyncMongoClient
 from pymongo import errors as driver_errors
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import (
+    ConnectionFailure,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
 
 from mongo_session_service import errors
-from mongo_session_service.errors import NotAuthorizedError, StorageError
-from mongo_session_service.storage.outages import (
-    certificate_refusal,
-    describe_outage,
-    topology_of,
+from mongo_session_service.errors import (
+    ConfigurationError,
+    MongoSessionServiceError,
+    NotAuthorizedError,
+    StorageError,
+    StorageUnavailableError,
+    UnknownOutcomeError,
 )
+from mongo_session_service.storage.statements import DuplicateError
+from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"
@@ -318,3 +341,255 @@ def _refused_command(details: Mapping[str, Any]) -> str:
         return "a command"
     database, command, collection = found.groups()
     return f"{command!r} on {'.'.join(filter(None, (database, collection)))!r}"
+
+
+_MOST_SERVERS: Final = 3
+_SYSTEM_ERROR: Final = re.compile(r"\[Errno (-?\d+)\]")
+_UNRESOLVED: Final = {8, 11001}
+"""What macOS and Windows call a name that DNS does not know; Linux, below zero."""
+_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED\](?:[^:]*: (.*?) \(_ssl)?")
+
+_NO_MEMBER: Final = (
+    "no member of a replica set named {!r} was found. The servers may answer, but"
+    " belong to no replica set, as a standalone, or to one of another name: check"
+    " replicaSet= in the URI."
+)
+_NO_PRIMARY: Final = (
+    "none of {} is primary. During an election, try again soon; a new replica set"
+    " needs rs.initiate() once."
+)
+_UNREACHABLE: Final = (
+    "Check that mongod is running there, and can be reached from this machine."
+)
+_NO_DNS: Final = "Check its name in the URI."
+_NO_TLS: Final = "Check whether the server offers TLS, as the URI asks."
+
+
+def topology_of(client: Any) -> Any:
+    """Return what a client of PyMongo's or Motor's knows of its servers."""
+    is_own = isinstance(client, AsyncMongoClient)
+    return (client if is_own else client.delegate).topology_description
+
+
+def describe_outage(client: Any) -> str:
+    """Return why no server of a client can be used, and what to do about it."""
+    topology = topology_of(client)
+    servers = list(topology.server_descriptions().values())
+    if not servers:
+        return _NO_MEMBER.format(topology.replica_set_name)
+    known = [each for each in servers if each.server_type_name != "Unknown"]
+    if known == servers:
+        return _NO_PRIMARY.format(", ".join(_address_text(each) for each in servers))
+    failed = [each for each in servers if each not in known]
+    reasons = [_failure(str(each.error)) for each in failed]
+    named = [
+        f"{_address_text(each)}: {reason}"
+        for each, (reason, _) in zip(failed[:_MOST_SERVERS], reasons, strict=False)
+    ]
+    return f"{'; '.join(named)}. {reasons[0][1]}"
+
+
+def certificate_refusal(client: Any) -> str | None:
+    """Return the message for refused certificates; None if a server has another."""
+    refusal = None
+    for server in topology_of(client).server_descriptions().values():
+        refused = _CERTIFICATE.search(str(server.error))
+        if refused is None:
+            return None
+        reason = f": {refused[1]}" if refused[1] else ""
+        refusal = refusal or (
+            f"The certificate of MongoDB at {_address_text(server)} is not"
+            f" accepted{reason}. It must be valid now, issued for that name, and"
+            " signed by an authority that the system or tlsCAFile= in the URI trusts."
+        )
+    return refusal
+
+
+def _failure(text: str) -> tuple[str, str]:
+    """Return why a server cannot be reached, and a hint."""
+    if found := _SYSTEM_ERROR.search(text):
+        number = int(found[1])
+        if number < 0 or number in _UNRESOLVED:
+            return "DNS does not know the host", _NO_DNS
+        return os.strerror(number), _UNREACHABLE
+    if "SSL" in text:
+        return "no TLS connection is possible", _NO_TLS
+    return "it does not answer", _UNREACHABLE
+
+
+def _address_text(server: Any) -> str:
+    host, port = server.address
+    return f"{host}:{port}"
+
+
+Result = TypeVar("Result")
+
+RETRY_LIMIT: Final = 60.0
+"""Seconds until a failing operation is given up; an election takes up to 12."""
+
+PAUSE_AFTER_LOSS: Final = 0.5
+"""Seconds before a stream that lost its history is reopened, to avoid a busy loop."""
+
+REPEAT_PAUSES: Final = (0.01, 0.05, 0.2)
+"""Seconds between the attempts of what is repeated soon."""
+
+_FIRST_RETRY_PAUSE: Final = 0.02  # seconds
+_LONGEST_RETRY_PAUSE: Final = 2.0  # seconds
+
+
+async def renew_connections(client: Any, error: PyMongoError) -> bool:
+    """Replace a client's idle connections if an error came from an outdated one.
+
+    False if it did not.
+    """
+    if not is_starting(error) and not is_logged_out(error):
+        return False
+    asynchronous = isinstance(client, AsyncMongoClient)
+    client = client if asynchronous else client.delegate
+    has_login = client.options.pool_options._credentials is not None  # noqa: SLF001
+    if is_logged_out(error) and not has_login:
+        return False
+    for server in list(client._topology._servers.values()):  # noqa: SLF001
+        resetting = server.pool.reset_without_pause()
+        if asynchronous:
+            await resetting
+    return True
+
+
+class ErrorTranslation:
+    """Translate PyMongo errors raised in the block to this package's.
+
+    If an error comes from an outdated connection, the client's connections are renewed.
+    """
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Without their original, whose text may quote a document.
+        if isinstance(exc, PyMongoError):
+            renewed = await renew_after_logout(self._client, exc)
+            raise translate_error(renewed, self._client) from None
+        if isinstance(exc, BSONError):
+            raise translate_error(exc) from None
+        if isinstance(exc, RuntimeError) and _FOREIGN.search(str(exc)):
+            raise ConfigurationError(FOREIGN_LOOP) from None
+
+
+_FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
+
+
+async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
+    """Renew outdated connections; ``LoginLostError`` if a user was dropped on one."""
+    if await renew_connections(client, error) and is_logged_out(error):
+        return LoginLostError(str(error))
+    return error
+
+
+class Effect(Enum):
+    """How far a failure leaves the outcome of what is repeated unknown."""
+
+    READ = auto()
+    WRITE = auto()
+    TRANSACTION = auto()
+
+
+async def repeat(
+    client: Any, work: Callable[[], Awaitable[Result]], effect: Effect, *, patient: bool
+) -> Result:
+    """Do something, again after a failure that passes; raise this package's errors.
+
+    The impatient, for whom a caller waits, is repeated three
+    times, soon: what reads, after any transient failure, and what writes if it is
+    certain that nothing was done, since a server has turned it away. The patient is
+    repeated for ``RETRY_LIMIT`` seconds, after any transient failure, and so has to
+    have the same result when it is done twice.
+    """
+    waiting = pauses() if patient else iter(REPEAT_PAUSES)
+    while True:
+        try:
+            # An attempt to write has a task of its own, which nobody cancels; and the
+            # call of the impatient ends soon, and looks then.
+            with SwallowedCancellation() if patient else nullcontext():
+                return await work()
+        except PyMongoError as error:
+            failure = await renew_after_logout(client, error)
+            pause = None
+            if _may_repeat(failure, effect, patient=patient):
+                pause = next(waiting, None)
+                if pause is None and patient and effect is not Effect.WRITE:
+                    raise gave_up_error(failure, client) from None
+            if pause is None:
+                raise _translated(failure, effect, client) from None
+        except BSONError as error:
+            raise translate_error(error) from None
+        except RuntimeError as error:
+            if not _FOREIGN.search(str(error)):
+                raise
+            raise ConfigurationError(FOREIGN_LOOP) from None
+        await asyncio.sleep(pause)
+
+
+def _may_repeat(error: PyMongoError, effect: Effect, *, patient: bool) -> bool:
+    if patient:
+        return is_transient(error)
+    if effect is Effect.READ:
+        # Where no server was found, the driver has waited already.
+        return is_transient(error) and not isinstance(
+            error, ServerSelectionTimeoutError
+        )
+    return is_turned_away(error) or isinstance(error, LoginLostError)
+
+
+def _translated(error: PyMongoError, effect: Effect, client: Any) -> Exception:
+    """Return the error that leaves the room, without the driver's, which may quote."""
+    if is_duplicate_key(error):
+        return DuplicateError()
+    if effect is Effect.WRITE:
+        try:
+            with reporting_unknown_outcome():
+                raise error
+        except UnknownOutcomeError as unknown:
+            return unknown
+        except PyMongoError:
+            pass
+    return translate_error(error, client)
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between retries, until ``RETRY_LIMIT`` has run out."""
+    end = time.monotonic() + RETRY_LIMIT
+    for attempt in count():
+        if time.monotonic() >= end:
+            return
+        yield backoff(attempt, first=_FIRST_RETRY_PAUSE, longest=_LONGEST_RETRY_PAUSE)
+
+
+def gave_up_error(error: Exception, client: Any) -> MongoSessionServiceError:
+    """Return the error to raise when ``RETRY_LIMIT`` has run out."""
+    reason = "MongoDB does not answer."
+    if isinstance(error, PyMongoError):
+        reason = str(translate_error(error, client))
+    return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
+
+
+def is_transient(error: PyMongoError) -> bool:
+    """Tell whether a failure of MongoDB is transient: a retry may succeed."""
+    if isinstance(error, OperationFailure):
+        is_resumable = error.has_error_label("ResumableChangeStreamError")
+        # Who was dropped may be created again. Whose login was never accepted does not
+        # come here: setting up has failed.
+        is_login = is_logged_out(error) or is_bad_login(error)
+        return is_resumable or is_login or error.code in TRANSIENT_CODES
+    is_connection = isinstance(error, ConnectionFailure | LoginLostError)
+    return is_connection or is_starting(error)
