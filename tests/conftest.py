@@ -48,7 +48,6 @@ def pytest_configure() -> None:
 
 
 def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
-    """Search warnings, too."""
     leak_detector.warned(warning_message)
 
 

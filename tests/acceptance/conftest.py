@@ -70,7 +70,6 @@ def app(service: MongoSessionService) -> Starlette:
 
 @pytest.fixture
 async def url(app: Starlette) -> AsyncIterator[str]:
-    """Where it is served."""
     async with serving(app) as url:
         yield url
 

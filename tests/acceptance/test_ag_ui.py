@@ -98,7 +98,6 @@ class Chat:
 
 
 def said(number: int) -> dict[str, Any]:
-    """A message of the user's."""
     return {"id": f"m{number}", "role": "user", "content": f"hi {number}"}
 
 
@@ -110,7 +109,6 @@ def text(events: list[dict[str, Any]]) -> str:
 
 
 def errors(events: list[dict[str, Any]]) -> list[str]:
-    """The errors among them."""
     return [each["message"] for each in events if each["type"] == "RUN_ERROR"]
 
 

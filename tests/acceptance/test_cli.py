@@ -35,13 +35,11 @@ class Running:
         self.process = process
 
     async def line(self, stream: str = "stdout") -> str:
-        """The next line it prints."""
         reader = getattr(self.process, stream)
         async with asyncio.timeout(PATIENCE):
             return (await reader.readline()).decode().rstrip("\n")
 
     async def ended(self) -> int:
-        """How it ends."""
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 

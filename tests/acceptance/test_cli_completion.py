@@ -25,7 +25,6 @@ echo "${COMPREPLY[*]}"
 
 
 def completion(shell: str) -> str:
-    """The script for a shell."""
     return run(_MONGO_SESSION_SERVICE_COMPLETE=f"{shell}_source").stdout
 
 

@@ -54,7 +54,6 @@ class Service:
         return lines
 
     async def ended(self) -> int:
-        """Return how it ends."""
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 

@@ -166,7 +166,6 @@ async def test_a_damaged_session_does_not_hide_the_others(
 
 
 def model_says(*parts: types.Part, **fields: object) -> Event:
-    """An event of an agent."""
     return Event(author="planner", content=types.ModelContent([*parts]), **fields)
 
 

@@ -95,7 +95,6 @@ class Billing:
                 assert not done, [run.exception() for run in done]
 
     async def stop(self) -> None:
-        """End both."""
         for run in self._runs:
             run.cancel()
         await asyncio.wait(self._runs)

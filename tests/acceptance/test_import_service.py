@@ -94,7 +94,6 @@ class ListedByUser(InMemorySessionService):
     async def list_sessions(  # type: ignore[override]
         self, *, app_name: str, user_id: str
     ) -> ListSessionsResponse:
-        """List them."""
         return await super().list_sessions(app_name=app_name, user_id=user_id)
 
 
@@ -119,7 +118,6 @@ async def test_the_service_is_closed(
 
 
 def broken() -> BaseSessionService:
-    """A function that cannot connect."""
     raise ConnectionError("s3cr3t@db")
 
 

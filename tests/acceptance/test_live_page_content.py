@@ -47,8 +47,6 @@ HOSTILE = """<img src=x onerror='window.hacked=1'>
 
 
 def png(width: int, height: int) -> bytes:
-    """A red picture."""
-
     def chunk(kind: bytes, data: bytes) -> bytes:
         checked = kind + data
         return struct.pack(">I", len(data)) + checked + _crc(checked)

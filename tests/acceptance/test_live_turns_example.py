@@ -59,7 +59,6 @@ async def serve(
 
 
 async def ask(page: Page, text: str) -> None:
-    """Send a message."""
     await page.get_by_label("Message").fill(text)
     await page.get_by_role("button", name="Send").click()
 

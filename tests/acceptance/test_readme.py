@@ -19,7 +19,6 @@ _LINK = re.compile(r"\]\(([^)]+)\)")
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page."""
     found = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in found}
 

@@ -17,7 +17,6 @@ from google.adk.runners import Runner
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools import ToolContext
 from google.genai import types
-from pymongo import MongoClient
 from support.scripted_model import (
     APP,
     USER,
@@ -26,7 +25,6 @@ from support.scripted_model import (
     ask,
     call,
     conversation_in,
-    revisions,
     start,
     stored,
     texts_of,
@@ -83,35 +81,6 @@ async def test_invocations_group_events(service: MongoSessionService) -> None:
         "It's 22°C and sunny in 東京.",
         "Thanks",
     ]
-
-
-async def test_append_order_outranks_timestamps(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """Events stay in the order of their appends though clocks went backwards."""
-    session = await start(service, "s")
-    times = [1700000003.5, 1700000001.25, 1700000001.25, 1700000002.0, 0.000001]
-    for number, timestamp in enumerate(times):
-        event = Event(
-            author="assistant",
-            invocation_id=f"i{number // 2}",
-            content=types.ModelContent(str(number)),
-            timestamp=timestamp,
-        )
-        await service.append_event(session, event)
-
-    agent, model = chat("Done.")
-    runner = Runner(agent=agent, app_name=APP, session_service=service)
-    await ask(runner, "s", "Go on")
-
-    session = await stored(service, "s")
-    assert texts(session.events) == ["0", "1", "2", "3", "4", "Go on", "Done."]
-    ids = [event.invocation_id for event in session.events[:5]]
-    assert ids == ["i0", "i0", "i1", "i1", "i2"]
-    assert [event.timestamp for event in session.events[:5]] == times
-    assert revisions(admin, database, "s") == (7, [1, 2, 3, 4, 5, 6, 7])
-    (request,) = model.requests
-    assert conversation_in(request) == ["0", "1", "2", "3", "4", "Go on"]
 
 
 @pytest.mark.parametrize(

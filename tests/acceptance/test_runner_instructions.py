@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.llm_agent import InstructionProvider
-from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.runners import Runner
 from google.adk.tools import ToolContext
-from google.adk.utils import instructions_utils
 from support.scripted_model import (
     APP,
     ScriptedModel,
@@ -138,38 +136,3 @@ async def test_instruction_follows_state(service: MongoSessionService) -> None:
 
     lines = [instruction_of(request)[0] for request in model.requests]
     assert lines == ["/", "dark/", "dark/Welcome"]
-
-
-async def test_instruction_provider(service: MongoSessionService) -> None:
-    """A provider's text reaches the model with its braces, and may read state."""
-
-    def provider(context: ReadonlyContext) -> str:
-        return f"Hello {context.state['user:name']}, keep {{{{literal_braces}}}} {{x}}."
-
-    model = ScriptedModel(script=["Done."])
-    agent = assistant(model, provider)
-    runner = Runner(agent=agent, app_name=APP, session_service=service)
-    await start(service, "s", {"user:name": "Alice", "x": "unused"})
-
-    await ask(runner, "s", "Go on")
-
-    expected = "Hello Alice, keep {{literal_braces}} {x}."
-    assert instruction_of(model.requests[0])[0] == expected
-
-
-async def test_inject_session_state(service: MongoSessionService) -> None:
-    """A provider may inject state itself; braces around no key's name stay."""
-
-    async def provider(context: ReadonlyContext) -> str:
-        template = "This is a {adjective} {user:noun?} instruction with {{ 1 + 1 }}."
-        return await instructions_utils.inject_session_state(template, context)
-
-    model = ScriptedModel(script=["Done."])
-    agent = assistant(model, provider)
-    runner = Runner(agent=agent, app_name=APP, session_service=service)
-    await start(service, "s", {"adjective": "dynamic"})
-
-    await ask(runner, "s", "Go on")
-
-    expected = "This is a dynamic  instruction with {{ 1 + 1 }}."
-    assert instruction_of(model.requests[0])[0] == expected

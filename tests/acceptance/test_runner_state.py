@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
-from google.adk.events import Event, EventActions
 from google.adk.runners import Runner
 from google.adk.tools import ToolContext
 from google.genai import types
-from pymongo import MongoClient
 from support.scripted_model import (
     APP,
     USER,
     ScriptedModel,
     ask,
     call,
-    documents,
     said,
     start,
     stored,
@@ -107,46 +102,6 @@ async def test_sync_runs_in_threads(service: MongoSessionService) -> None:
         session = await stored(service, name)
         assert session.state == expected
         assert len(session.events) == 2
-
-
-async def test_manual_state_delta(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """A hand-made ``state_delta`` reaches all four scopes; ``temp:`` is discarded."""
-    session = await start(
-        service, "session2", {"user:login_count": 0, "task_status": "idle"}
-    )
-    now = time.time()
-    event = Event(
-        invocation_id="inv_login_update",
-        author="system",
-        actions=EventActions(
-            state_delta={
-                "task_status": "active",
-                "user:login_count": session.state.get("user:login_count", 0) + 1,
-                "user:last_login_ts": now,
-                "app:logins_today": {"total": 1, "by_user": [USER]},
-                "temp:validation_needed": True,
-            }
-        ),
-        timestamp=now,
-    )
-    await service.append_event(session, event)
-
-    updated = await stored(service, "session2")
-    user_state = {"user:login_count": 1, "user:last_login_ts": now}
-    app_state = {"app:logins_today": {"total": 1, "by_user": [USER]}}
-    assert updated.state == {"task_status": "active", **user_state, **app_state}
-    assert updated.last_update_time == now
-    assert session.state == {**updated.state, "temp:validation_needed": True}
-    assert await service.get_user_state(app_name=APP, user_id=USER) == {
-        "login_count": 1,
-        "last_login_ts": now,
-    }
-    assert "validation_needed" not in repr(documents(admin, database))
-
-    colleague = await service.create_session(app_name=APP, user_id="user2")
-    assert colleague.state == app_state
 
 
 async def test_runner_state_delta(service: MongoSessionService) -> None:
@@ -244,43 +199,3 @@ async def test_callback_context_state(service: MongoSessionService) -> None:
         ["last_greeting"],
         ["user:seen"],
     ] * 2
-
-
-async def test_direct_change_is_not_persisted(service: MongoSessionService) -> None:
-    """What is written into a fetched session's ``state`` never reaches storage."""
-    await start(service, "s", {"key": "stored", "nested": {"key": "stored"}})
-    session = await stored(service, "s")
-    session.state["key"] = session.state["nested"]["key"] = "changed"
-    session.state["user:key"] = session.state["app:key"] = "new"
-    state = {"key": "stored", "nested": {"key": "stored"}}
-    assert (await stored(service, "s")).state == state
-
-    actions = EventActions(state_delta={"other": 1})
-    await service.append_event(session, Event(author="system", actions=actions))
-
-    assert (await stored(service, "s")).state == {**state, "other": 1}
-    assert (await start(service, "s2")).state == {}
-
-
-async def test_complete_example(service: MongoSessionService) -> None:
-    """A user's second session inherits app and user state, and has its own context."""
-
-    async def create(user_id: str, session_id: str, **state: str) -> dict[str, Any]:
-        session = await service.create_session(
-            app_name="my_app", user_id=user_id, session_id=session_id, state=state
-        )
-        return session.state
-
-    shared = {"app:theme": "dark", "user:language": "en"}
-    await create("alice", "s1", context="session1", **shared)
-    s2_state = await create("alice", "s2", context="session2")
-
-    assert s2_state["app:theme"] == "dark"
-    assert s2_state["user:language"] == "en"
-    assert s2_state["context"] == "session2"
-    assert await create("bob", "s3") == {"app:theme": "dark"}
-    listed = await service.list_sessions(app_name="my_app", user_id="alice")
-    assert [session.state for session in listed.sessions] == [
-        {"context": "session1", **shared},
-        {"context": "session2", **shared},
-    ]

@@ -83,41 +83,6 @@ async def test_temp_state_of_an_invocation(
     assert "xyzzy" not in everything
 
 
-async def test_next_agent_sees_the_previous_ones_state(
-    service: MongoSessionService,
-) -> None:
-    """An agent's ``output_key`` fills the next agent's instruction, stored already."""
-    reviewer_model = ScriptedModel(script=["Fine."])
-    seen: list[dict[str, Any]] = []
-
-    async def before(callback_context: CallbackContext) -> None:
-        seen.append((await stored(service, callback_context.session.id)).state)
-
-    agent = SequentialAgent(
-        name="pipeline",
-        sub_agents=[
-            LlmAgent(
-                name="drafter",
-                model=ScriptedModel(script=["A draft."]),
-                output_key="draft",
-            ),
-            LlmAgent(
-                name="reviewer",
-                model=reviewer_model,
-                instruction="Review this: {draft}",
-                before_agent_callback=before,
-            ),
-        ],
-    )
-    runner = Runner(agent=agent, app_name=APP, session_service=service)
-    await start(service, "s")
-
-    await ask(runner, "s", "Draft something")
-
-    assert "Review this: A draft." in instruction_of(reviewer_model.requests[0])
-    assert seen == [{"draft": "A draft."}]
-
-
 async def test_parallel_branches(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:

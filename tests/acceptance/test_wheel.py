@@ -59,7 +59,6 @@ def dist(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    """The wheel."""
     (built,) = dist.glob("*.whl")
     return built
 

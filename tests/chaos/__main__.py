@@ -22,7 +22,6 @@ MEMBERS = 3
 
 
 def arguments() -> argparse.Namespace:
-    """Parse the arguments."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
@@ -55,7 +54,6 @@ def show(minutes: float) -> None:
 
 
 def soak(asked: argparse.Namespace, folder: Path) -> Outcome:
-    """Run it."""
     plan = Plan(
         seed=asked.seed,
         seconds=asked.minutes * 60,
@@ -73,7 +71,6 @@ def soak(asked: argparse.Namespace, folder: Path) -> Outcome:
 
 
 def main() -> int:
-    """Soak, and print the figures."""
     asked = arguments()
     folder = asked.keep or Path(tempfile.mkdtemp(prefix="soak-"))
     folder.mkdir(parents=True, exist_ok=True)

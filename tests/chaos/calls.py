@@ -120,7 +120,6 @@ class Calls:
         return session
 
     async def delete(self, key: Key) -> None:
-        """Delete a session."""
         call = self._begin("delete", key)
         self._journal.call(call)
         async with self._answered(call):

@@ -14,7 +14,6 @@ _PARTS = 5
 
 
 def figures(outcome: Outcome) -> str:
-    """A run's figures, as text."""
     operations = list(outcome.history.operations.values())
     samples = outcome.samples
     seconds = samples[-1].at if samples else 0

@@ -126,11 +126,9 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, **line: Any) -> None:
-        """Add a line, at once."""
         os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
 
     def call(self, operation: Operation) -> None:
-        """Note that a call begins."""
         self.write(
             call=operation.name,
             loop=operation.loop,
@@ -143,7 +141,6 @@ class Journal:
         )
 
     def answer(self, name: str, outcome: str, error: str = "", **found: Any) -> None:
-        """Note how it ended."""
         self.write(
             answer=name, at=time.monotonic(), is_=outcome, error=error, found=found
         )

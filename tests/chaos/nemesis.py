@@ -78,7 +78,6 @@ class Nemesis:
         self._replica_set.start_member(primary)
 
     def step_down(self, _: random.Random) -> None:
-        """An election."""
         self._replica_set.step_down()
 
     def freeze(self, _: random.Random) -> None:
@@ -118,7 +117,6 @@ class Nemesis:
         self._fail(chance, _COMMANDS, closeConnection=True)
 
     def fail_transiently(self, chance: random.Random) -> None:
-        """Transactions to be tried again."""
         self._fail(chance, _WRITES, **_TRANSIENT)
 
     def hide_commits(self, chance: random.Random) -> None:

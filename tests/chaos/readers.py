@@ -140,7 +140,6 @@ async def follow(
 async def _some_session(
     service: MongoSessionService, chance: random.Random
 ) -> Key | None:
-    """One of a user's sessions."""
     app, user = chance.choice(APPS), f"u{chance.randrange(USERS)}"
     with contextlib.suppress(StorageError):
         found = await service.list_sessions(app_name=app, user_id=user)

@@ -86,7 +86,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its id."""
         return self._process.pid
 
     @property

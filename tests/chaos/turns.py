@@ -81,7 +81,6 @@ class Orders:
 
 
 def key(number: int) -> dict[str, str]:
-    """The key of a session."""
     return {"app_name": "app", "user_id": "user", "session_id": str(number)}
 
 
@@ -281,7 +280,6 @@ class Worker:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        """End it at once."""
         for each in self._processes:
             each.kill()
             with each:  # closes its pipes, and waits for its end

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.limits(page_events=3)
 
 
 def event(number: int, invocation_id: str, rewind: str | None = None) -> Event:
-    """An event, perhaps a rewind."""
     actions = EventActions(
         state_delta={"n": number}, rewind_before_invocation_id=rewind
     )

@@ -32,7 +32,6 @@ SHARED = {"user:u": 3, "app:p": 3}
 
 
 async def fill(ours: MongoSessionService, **state: Any) -> Session:
-    """A session with a log."""
     session = await ours.create_session(**KEY, state={**INITIAL, **state})
     for number, delta in enumerate(DELTAS):
         actions = EventActions(state_delta={**delta})

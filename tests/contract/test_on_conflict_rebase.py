@@ -17,7 +17,6 @@ KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 async def shared(
     request: pytest.FixtureRequest, mongodb_uri: str, database: str
 ) -> AsyncIterator[BaseSessionService]:
-    """Each backend in turn."""
     backend: Backend = request.param
     async with backend.make(mongodb_uri, database) as service:
         yield service

@@ -19,7 +19,6 @@ async def read(sessions: BaseSessionService) -> Session:
 
 
 async def turn(sessions: BaseSessionService, name: str, **delta: Any) -> None:
-    """A turn of one event."""
     actions = EventActions(state_delta=delta)
     event = Event(author="agent", invocation_id=name, actions=actions)
     await sessions.append_event(await read(sessions), event)

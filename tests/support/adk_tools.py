@@ -178,6 +178,5 @@ def turn(session_id: str, text: str) -> dict[str, Any]:
 
 
 def texts(events: list[dict[str, Any]]) -> list[str]:
-    """What was said in events."""
     parts = [part for event in events for part in event["content"]["parts"]]
     return [part["text"] for part in parts if "text" in part]

@@ -14,13 +14,11 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from pymongo import MongoClient
 from pymongo.monitoring import (
-    CommandFailedEvent,
-    CommandListener,
     CommandStartedEvent,
-    CommandSucceededEvent,
 )
 
 from mongo_session_service import MongoSessionService
+from support.command_log import QuietListener
 from support.hostile_values import FOREIGN
 
 OWN = {"app_name": "app", "user_id": "user", "session_id": "own"}
@@ -40,21 +38,14 @@ Stored = dict[str, dict[bytes, bytes]]
 """Documents as they are, by collection and ``_id``."""
 
 
-class Listener(CommandListener):
+class OperatorsSent(QuietListener):
     """Hears what is sent to the server."""
 
     def __init__(self) -> None:
         self.commands: list[Mapping[str, Any]] = []
 
     def started(self, event: CommandStartedEvent) -> None:
-        """Keeps the command."""
         self.commands.append(event.command)
-
-    def succeeded(self, event: CommandSucceededEvent) -> None:
-        """Is of no interest."""
-
-    def failed(self, event: CommandFailedEvent) -> None:
-        """Is of no interest."""
 
     def foreign_operators(self) -> set[str]:
         """Those in filters, updates and pipelines, except where they are values."""

@@ -7,7 +7,20 @@ from typing import Any
 from pymongo import monitoring
 
 
-class CommandsSent(monitoring.CommandListener):
+class QuietListener(monitoring.CommandListener):
+    """Does nothing, until a subclass does."""
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        """Do nothing."""
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        """Do nothing."""
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        """Do nothing."""
+
+
+class CommandsSent(QuietListener):
     """Keeps the commands a client has sent, in order."""
 
     def __init__(self) -> None:
@@ -16,19 +29,10 @@ class CommandsSent(monitoring.CommandListener):
 
     @property
     def names(self) -> list[str]:
-        """Their names."""
         return [name for name, _ in self.sent]
 
     def clear(self) -> None:
-        """Forget them."""
         self.sent.clear()
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        """Keep it."""
         self.sent.append((event.command_name, dict(event.command)))
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        """Of no interest."""
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Of no interest."""

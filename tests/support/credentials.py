@@ -52,7 +52,6 @@ def oauth2() -> AuthCredential:
 
 
 def credentials() -> list[AuthCredential]:
-    """One of each type."""
     account = ServiceAccountCredential(
         type_="service_account",
         project_id="my-project",

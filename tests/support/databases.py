@@ -70,7 +70,6 @@ class DatabasePool:
             drop(self._admin, name)
 
     def drop_all(self) -> None:
-        """Drop those that nobody uses."""
         for name in self._free:
             drop(self._admin, name)
 

@@ -71,7 +71,6 @@ def before_commits(act: Callable[[], Awaitable[None]]) -> None:
 
 
 async def die() -> None:
-    """End this process at once."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -77,6 +77,5 @@ def _raw(admin: MongoClient, database: str, name: str) -> Any:
 
 
 def cluster_time(admin: MongoClient) -> Timestamp:
-    """The server's latest time."""
     time: Timestamp = admin.admin.command("ping")["operationTime"]
     return time

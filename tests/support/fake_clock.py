@@ -25,7 +25,6 @@ class Clock:
         """Long after the server's time: nothing has expired there."""
 
     def __call__(self) -> float:
-        """The time it is."""
         return self.now
 
     @classmethod

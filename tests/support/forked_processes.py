@@ -23,7 +23,6 @@ CTRL_C = "\x03"
 
 
 def _run(arguments: tuple[str, ...]) -> None:
-    """Run a command, silently."""
     from mongo_session_service.cli.app import main  # noqa: PLC0415  not in the parent
 
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -25,7 +25,6 @@ def called(
 
 
 def responded(name: str, turn: str = "theirs", id_: str | None = "") -> Event:
-    """A function responds."""
     response = types.FunctionResponse(
         id=name if id_ == "" else id_, name=name, response={"done": True}
     )

@@ -268,7 +268,6 @@ class FakeRunner:
     app_name = "app"
 
     async def run_async(self, **_: object) -> AsyncGenerator[Event, None]:
-        """Yield an event."""
         yield Event(author="agent")
 
 

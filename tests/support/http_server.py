@@ -126,7 +126,6 @@ class Client:
         return line
 
     async def take(self, count: int) -> list[ServerEvent]:
-        """As many events as that."""
         return [await self.next() for _ in range(count)]
 
     async def rest(self) -> list[ServerEvent]:

@@ -126,7 +126,6 @@ current = Search()
 
 
 def begin() -> Search:
-    """Search anew: for another test."""
     global current  # noqa: PLW0603  whatever emits has to find it
     current = Search()
     return current
@@ -224,5 +223,4 @@ def _overhear_calls() -> None:
 
 
 def warned(warning: warnings.WarningMessage) -> None:
-    """Search a warning."""
     current.emitted(str(warning.message))

@@ -51,11 +51,9 @@ class Sessions(BaseMemoryService):
         """The session's id and the events of each call."""
 
     async def add_session_to_memory(self, session: Session) -> None:
-        """Note a session."""
         self.given.append((session.id, [label(each) for each in session.events]))
 
     async def search_memory(self, **_: str) -> SearchMemoryResponse:
-        """Find nothing."""
         raise AssertionError
 
 
@@ -70,12 +68,10 @@ class Turns(Sessions):
     async def add_events_to_memory(
         self, *, events: Sequence[Event], session_id: str | None = None, **_: Any
     ) -> None:
-        """Note a turn."""
         self._fail()
         self.given.append((str(session_id), [label(each) for each in events]))
 
     async def delete_session_memory(self, *, session_id: str, **_: str) -> None:
-        """Forget a session."""
         self._fail()
         self.given = [each for each in self.given if each[0] != session_id]
 
@@ -86,7 +82,6 @@ class Turns(Sessions):
 
     @property
     def batches(self) -> list[Batch]:
-        """What each call was given."""
         return [events for _, events in self.given]
 
 

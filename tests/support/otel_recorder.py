@@ -29,7 +29,6 @@ class Recording:
         return [each for each in self.all_spans() if _is_of(each.attributes, database)]
 
     def all_spans(self) -> list[ReadableSpan]:
-        """Everyone's finished spans."""
         return list(self._exporter.get_finished_spans())
 
     def points(self, database: str) -> dict[str, list[Any]]:

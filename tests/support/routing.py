@@ -24,7 +24,6 @@ class Access(NamedTuple):
 
     @property
     def is_targeted(self) -> bool:
-        """Whether one shard is asked."""
         return SHARD_KEY.keys() <= equalities(self.filter).keys()
 
     @property

@@ -46,7 +46,6 @@ class Secured:
 
     @property
     def authority_file(self) -> Path:
-        """The authority's certificate."""
         return self.folder / "authority.pem"
 
     def grant(self, privileges: Iterable[Privilege]) -> None:

@@ -98,7 +98,6 @@ def is_within(owner: Owner, scope: Owner) -> bool:
 
 
 def marks_in(value: object) -> set[str]:
-    """Whose values are shown."""
     return set(re.findall(r"<\d+-\d+>", repr(value)))
 
 
@@ -127,12 +126,10 @@ class Crowd:
 
     @property
     def apps(self) -> list[Owner]:
-        """Each once."""
         return [each for each in self.owners if len(each) == 1]
 
     @property
     def users(self) -> list[Owner]:
-        """Each once, of every app."""
         return [each for each in self.owners if len(each) == 2]
 
     def sessions_of(self, scope: Owner) -> list[Owner]:

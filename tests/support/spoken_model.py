@@ -19,7 +19,6 @@ class SpokenModel(BaseLlm):
     )
 
     def say(self, *texts: str, thought: bool | None = None) -> None:
-        """Have it say these pieces."""
         for text in texts:
             self._pieces.put_nowait(types.Part(text=text, thought=thought))
 

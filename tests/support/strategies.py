@@ -34,7 +34,6 @@ scalar = st.one_of(
 
 
 def json_values(max_leaves: int = 12) -> st.SearchStrategy[Any]:
-    """Any JSON value."""
     return st.recursive(
         scalar,
         lambda inner: (
@@ -48,7 +47,6 @@ states = st.dictionaries(key, json_values(), max_size=6)
 
 
 def nested(levels: int, leaf: Any, *, in_lists: bool = False) -> Any:
-    """A value ``levels`` deep."""
     for _ in range(levels):
         leaf = [leaf] if in_lists else {"k": leaf}
     return leaf

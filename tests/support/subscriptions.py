@@ -88,7 +88,6 @@ class Follower:
             raise AssertionError(f"stuck after {self.summary[-20:]}") from None
 
     async def ended(self) -> Exception | None:
-        """How it ended."""
         await self.until(lambda: self.has_ended)
         return self.error
 
@@ -98,12 +97,10 @@ class Follower:
 
     @property
     def summary(self) -> list[tuple[str, int | None]]:
-        """Kinds and revisions."""
         return [(change.kind, change.revision) for change in self.told]
 
     @property
     def kinds(self) -> list[str]:
-        """What happened."""
         return [change.kind for change in self.told]
 
     @property

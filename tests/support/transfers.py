@@ -77,7 +77,6 @@ async def exported(service: MongoSessionService, path: Path) -> bytes:
 async def imported(
     path: Path, service: MongoSessionService, policies: Policies = FAIL
 ) -> Moved:
-    """Import all of a file."""
     async with JsonLinesSource(path) as source:
         return await move(source, service, policies=policies)
 

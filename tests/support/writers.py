@@ -25,7 +25,6 @@ class Database:
         self._meet = meet
 
     async def commit_batch(self, planned: list[PlannedWrite], **_: Any) -> None:
-        """Commit them, unless ``meet`` raises."""
         if self._meet is not None:
             await self._meet(names(planned))
         self.batches.append(planned)
@@ -37,7 +36,6 @@ class Database:
 
     @property
     def in_order(self) -> list[str]:
-        """The ids of all events."""
         return [*chain.from_iterable(self.stored)]
 
 
@@ -73,10 +71,8 @@ class Gate:
         self._is_open = asyncio.Event()
 
     async def pass_through(self, ids: list[str]) -> None:
-        """Wait until it is open."""
         self.waiting += ids
         await self._is_open.wait()
 
     def open(self) -> None:
-        """Let all go on."""
         self._is_open.set()

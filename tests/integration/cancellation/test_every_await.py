@@ -7,11 +7,12 @@ import gc
 import itertools
 import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from support.cancel_points import cancelled_at
-from support.cancellation.calls import ANYWHERE, CONSUMERS, FOLLOWERS, READS, WRITES
+from support.cancellation.calls import CONSUMERS, FOLLOWERS, READS, WRITES
 from support.cancellation.world import Case, World
 from support.failpoints import open_transactions, victim_uri
 from support.resource_checks import (
@@ -51,22 +52,13 @@ at_every_point = pytest.mark.parametrize(
 """At each fifth point, and before a release at all of them."""
 
 
-SHORT = pytest.mark.limits(page_events=2, reply_documents=2)
-"""As if documents were so large that a reply has no more than two."""
-
-
 @pytest.fixture
 async def world(
-    mongodb_uri: str, database: str, limits: Limits, request: pytest.FixtureRequest
+    mongodb_uri: str, database: str, limits: Limits
 ) -> AsyncIterator[World]:
-    """A service whose client, feed and all else are in the test's own event loop.
-
-    It reads where it is told to, by default of the primary.
-    """
-    preference = getattr(request, "param", "primary")
-    uri = f"{victim_uri(mongodb_uri)}&readPreference={preference}"
+    """A service whose client, feed and all else are in the test's own event loop."""
     async with (
-        AsyncMongoClient(uri) as client,
+        AsyncMongoClient(victim_uri(mongodb_uri)) as client,
         MongoSessionService(
             client=client, database=database, _limits=limits
         ) as service,
@@ -115,76 +107,37 @@ async def cancel(
     return was_cancelled
 
 
+GROUPS = [
+    # What was written is done or not done, which can be told.
+    pytest.param(WRITES, id="writes"),
+    # A read leaves no cursor, however many replies it would take.
+    pytest.param(
+        READS, id="reads", marks=pytest.mark.limits(page_events=2, reply_documents=2)
+    ),
+    # Who goes on receives all that is left, once.
+    pytest.param(FOLLOWERS, id="followers"),
+    # Whoever waited for the end of a consumer's lease would wait too long.
+    pytest.param(
+        CONSUMERS, id="consumers", marks=pytest.mark.limits(lease_seconds=3 * PATIENCE)
+    ),
+]
+
+
 @at_every_point
-async def test_a_write_cancelled_at_every_point(
+@pytest.mark.parametrize("cases", GROUPS)
+async def test_a_call_cancelled_at_every_point(
     world: World,
     admin: MongoClient,
     subtests: pytest.Subtests,
     *,
+    cases: list[Case],
     late: Late,
     step: int,
 ) -> None:
-    """It is done or not done, which can be told, and what comes next works."""
-    for case in WRITES:
-        with subtests.test(case.what, how=case.prepare.__name__):
-            await cancel_at_every_point(world, admin, case, late=late, step=step)
-
-
-@at_every_point
-@SHORT
-async def test_a_read_cancelled_at_every_point(
-    world: World,
-    admin: MongoClient,
-    subtests: pytest.Subtests,
-    *,
-    late: Late,
-    step: int,
-) -> None:
-    """No cursor is left on the server, however many replies the read would take."""
-    for case in READS:
-        with subtests.test(case.what, how=case.prepare.__name__):
-            await cancel_at_every_point(world, admin, case, late=late, step=step)
-
-
-@SHORT
-@pytest.mark.parametrize("world", ["nearest"], indirect=True)
-async def test_a_read_of_any_member_cancelled_at_every_point(
-    world: World, admin: MongoClient, subtests: pytest.Subtests
-) -> None:
-    """It leaves no cursor where it read, which need not be the primary."""
-    for case in ANYWHERE:
-        with subtests.test(case.what):
-            await cancel_at_every_point(world, admin, case, late=lambda _: True, step=1)
-
-
-@at_every_point
-async def test_a_reader_cancelled_at_every_point(
-    world: World,
-    admin: MongoClient,
-    subtests: pytest.Subtests,
-    *,
-    late: Late,
-    step: int,
-) -> None:
-    """Another one that resumes receives everything that is left, once."""
-    async with world.service.watch("nobody"):
-        for case in FOLLOWERS:
+    """It is done or not done, leaves nothing open, and what comes next works."""
+    async with AsyncExitStack() as stack:
+        if cases is FOLLOWERS:  # the stream is open already
+            await stack.enter_async_context(world.service.watch("nobody"))
+        for case in cases:
             with subtests.test(case.what, how=case.prepare.__name__):
                 await cancel_at_every_point(world, admin, case, late=late, step=step)
-
-
-@pytest.mark.limits(lease_seconds=3 * PATIENCE)
-@at_every_point
-async def test_a_consumer_cancelled_at_every_point(
-    world: World,
-    admin: MongoClient,
-    subtests: pytest.Subtests,
-    *,
-    late: Late,
-    step: int,
-) -> None:
-    """Committed changes are not delivered again, others are; the name is free."""
-    # Who is cancelled lets go of it: whoever waited for its end would wait too long.
-    for case in CONSUMERS:
-        with subtests.test(case.what, how=case.prepare.__name__):
-            await cancel_at_every_point(world, admin, case, late=late, step=step)

@@ -44,7 +44,6 @@ STATE = {
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Any:
-    """The page's own program."""
     (block,) = (each for each in blocks_of(PAGE) if each.title == "rebuild.py")
     path = tmp_path / block.title
     names: dict[str, Any] = {}

@@ -19,7 +19,6 @@ FATES = {"created", "appended", "deleted"}
 
 @pytest.fixture
 async def crowd(service: MongoSessionService) -> Crowd:
-    """Everybody, in one database."""
     crowd = Crowd(service)
     await crowd.populate()
     return crowd

@@ -9,7 +9,6 @@ from mongo_session_service import MongoSessionService, TrimmedError
 
 
 async def fill(service: MongoSessionService) -> None:
-    """A session of ten events."""
     session = await service.create_session(**SESSION, state={"first": 1})
     for number in range(1, 11):
         await service.append_event(session, new_event(n=number, app_shared=number))

@@ -15,7 +15,6 @@ NAMED = {"__session_metadata__": {"displayName": "There"}}
 
 
 def details(change: Change) -> tuple[Any, ...]:
-    """What an update says."""
     assert change.kind == "updated"
     assert change.session_key == tuple(SESSION.values())
     assert (change.revision, change.event, change.state_delta) == (None, None, {})

@@ -40,7 +40,6 @@ REQUESTS = [
 
 @pytest.fixture
 async def session(service: MongoSessionService) -> Session:
-    """A session without events."""
     return await service.create_session(**KEY)
 
 

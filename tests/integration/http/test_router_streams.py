@@ -25,7 +25,6 @@ from mongo_session_service.http import allow_everyone, sessions_router
 
 @pytest.fixture
 async def session(service: MongoSessionService) -> Session:
-    """A session with two events."""
     session = await service.create_session(**SESSION, state={"a": 0, "user:b": 0})
     for number in (1, 2):
         await service.append_event(session, new_event(a=number))

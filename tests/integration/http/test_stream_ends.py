@@ -25,7 +25,6 @@ from mongo_session_service import MongoSessionService
 
 @pytest.fixture
 async def session(service: MongoSessionService) -> Session:
-    """A session without events."""
     return await service.create_session(**SESSION)
 
 

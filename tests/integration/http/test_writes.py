@@ -20,7 +20,6 @@ FORK = ("POST", "/fork", {"at_revision": 1})
 
 @pytest.fixture
 async def session(service: MongoSessionService) -> Session:
-    """A session of two events."""
     session = await service.create_session(**SESSION, state={"n": 0})
     for n in (1, 2):
         await service.append_event(session, new_event(n=n))

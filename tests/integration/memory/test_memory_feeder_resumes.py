@@ -24,7 +24,6 @@ CHANCE = random.Random(20)  # noqa: S311  not for secrets
 
 
 def turn(name: str) -> list[Event]:
-    """A turn of three events."""
     return [said("user", f"{name} asks", name), *answers(name)]
 
 

@@ -21,7 +21,7 @@ from google.adk.sessions import Session
 from hypothesis import given
 from hypothesis import strategies as st
 from pymongo import AsyncMongoClient, MongoClient
-from support.attack_surface import SESAME, Besieged, Listener, changed
+from support.attack_surface import SESAME, Besieged, OperatorsSent, changed
 from support.hostile_values import (
     BANG,
     VALUES,
@@ -55,13 +55,13 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def listener() -> Listener:
-    return Listener()
+def listener() -> OperatorsSent:
+    return OperatorsSent()
 
 
 @pytest.fixture
 async def besieged(
-    mongodb_uri: str, database: str, admin: MongoClient, listener: Listener
+    mongodb_uri: str, database: str, admin: MongoClient, listener: OperatorsSent
 ) -> AsyncIterator[Besieged]:
     """A service whose commands are overheard, with others' sessions in its database."""
     async with (
@@ -77,7 +77,7 @@ async def besieged(
 @fuzzing
 @given(data=st.data())
 async def test_hostile_calls_are_refused_or_concern_their_own(
-    besieged: Besieged, listener: Listener, name: str, data: st.DataObject
+    besieged: Besieged, listener: OperatorsSent, name: str, data: st.DataObject
 ) -> None:
     """A documented error that changes nothing, or an effect on what was named."""
     method = METHODS[name]
@@ -203,7 +203,6 @@ async def after_a_while(call: Callable[[], Awaitable[None]]) -> None:
 
 
 async def seen(result: Any) -> str:
-    """What a result shows."""
     if inspect.isawaitable(result):
         result = await result
     if isinstance(result, Subscription):

@@ -96,7 +96,6 @@ async def test_writes_stay_in_their_place(
 
 
 async def touch(place: Crowd) -> None:
-    """Write to everything there is."""
     for key, session in zip(place.keys, await place.loaded(), strict=True):
         await place.service.append_event(session, place.event(key))
         await place.service.update_session(**named(key), title="another")
@@ -109,7 +108,6 @@ async def prune(place: Crowd) -> None:
 
 
 async def erase(place: Crowd) -> None:
-    """Remove everybody."""
     for (app_name,) in place.apps:
         await place.service.delete_app(app_name=app_name)
 

@@ -43,7 +43,6 @@ class Read(NamedTuple):
     more: dict[str, Any]
 
     async def on(self, crowd: Crowd, owner: Owner) -> set[str]:
-        """Whose values it shows."""
         call = partial(getattr(crowd.service, self.method), **named(owner), **self.more)
         result = await seen(call())
         marks = marks_in(result)
@@ -193,7 +192,6 @@ by_some = pytest.mark.parametrize(
 
 @pytest.fixture
 async def crowd(service: MongoSessionService) -> Crowd:
-    """Everybody, in one database."""
     crowd = Crowd(service)
     await crowd.populate()
     return crowd
@@ -201,7 +199,6 @@ async def crowd(service: MongoSessionService) -> Crowd:
 
 @pytest.fixture
 def database_of(crowd: Crowd, admin: MongoClient) -> Besieged:
-    """What is stored."""
     return Besieged(crowd.service, admin)
 
 
@@ -331,6 +328,5 @@ async def outcome(
 
 
 async def entered(turn: AbstractAsyncContextManager[Session]) -> Session:
-    """What a turn shows."""
     async with turn as session:
         return session

@@ -105,8 +105,6 @@ class Services(RuleBasedStateMachine):
         return self.loop.run(bounded())
 
     def both(self, call: Call[Result]) -> tuple[Result, Result]:
-        """What both services answer."""
-
         async def ask() -> tuple[Result, Result]:
             return await call(self.service), await call(self.model)
 
@@ -121,7 +119,6 @@ class Services(RuleBasedStateMachine):
                 self.run(call(service))
 
     def ids(self, user: str, name: str) -> dict[str, str]:
-        """What names a session."""
         return {"app_name": self.app, "user_id": user, "session_id": name}
 
     @rule(seconds=st.sampled_from([0.5, 3600.0]))

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.monitoring import (
-    CommandFailedEvent,
-    CommandListener,
     CommandStartedEvent,
-    CommandSucceededEvent,
 )
 from support.cancellation.calls import CONSUMERS, FOLLOWERS, READS, WRITES
 from support.cancellation.world import Case, World
+from support.command_log import QuietListener
 from support.failpoints import failing, victim_uri
 from support.resource_checks import PATIENCE
 
@@ -37,21 +35,14 @@ LEFT_ALONE = {"hello", "ping", "endSessions", "abortTransaction", "killCursors"}
 """Commands whose failure the driver does not report, or that ask for nothing stored."""
 
 
-class CommandNames(CommandListener):
+class CommandNames(QuietListener):
     """Keeps the names of the commands that a client sends."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
     def started(self, event: CommandStartedEvent) -> None:
-        """Keep the name."""
         self.seen.append(event.command_name)
-
-    def succeeded(self, event: CommandSucceededEvent) -> None:
-        """Need nothing of it."""
-
-    def failed(self, event: CommandFailedEvent) -> None:
-        """Need nothing of it."""
 
     @contextmanager
     def during(self) -> Iterator[set[str]]:

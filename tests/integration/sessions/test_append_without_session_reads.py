@@ -6,27 +6,21 @@ from typing import Any
 
 from google.adk.events import Event
 from pymongo import AsyncMongoClient, monitoring
+from support.command_log import QuietListener
 from support.one_session import IDS, authors, read
 from support.subscriptions import new_event
 
 from mongo_session_service import MongoSessionService
 
 
-class Replies(monitoring.CommandListener):
+class Replies(QuietListener):
     """Keeps the documents that the server has replied with."""
 
     def __init__(self) -> None:
         self.documents: list[Any] = []
 
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        """Of no interest."""
-
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        """Keep them."""
         self.documents += event.reply.get("cursor", {}).get("firstBatch", ())
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Of no interest."""
 
 
 async def test_an_append_without_a_session_loads_neither_history_nor_state(

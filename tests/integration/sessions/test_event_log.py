@@ -8,7 +8,7 @@ import pytest
 from google.adk.events import Event
 from google.genai import types
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo.monitoring import CommandListener
+from support.command_log import QuietListener
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
@@ -20,21 +20,14 @@ from mongo_session_service.storage.statements import Query
 KEY = SessionKey("app", "ada", "s")
 
 
-class Reads(CommandListener):
+class Reads(QuietListener):
     """Counts the commands that read."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def started(self, event: Any) -> None:
-        """Count it."""
         self.count += event.command_name in {"find", "aggregate", "getMore"}
-
-    def succeeded(self, event: Any) -> None:
-        """Of no interest."""
-
-    def failed(self, event: Any) -> None:
-        """Of no interest."""
 
 
 def cursors(admin: MongoClient, database: str) -> list[Any]:

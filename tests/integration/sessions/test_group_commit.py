@@ -158,20 +158,6 @@ async def test_appends_of_one_session_after_a_bad_one_go_on(
     assert await read(service, session) == session
 
 
-async def test_two_copies_of_a_session_at_once(service: MongoSessionService) -> None:
-    """Of two copies that append at once exactly the first is stored."""
-    for session in await create(service, 5):
-        copy = session.model_copy(deep=True)
-
-        first, second = await at_once(
-            service, [(session, new_event(k=1)), (copy, new_event(k=2))]
-        )
-
-        assert isinstance(first, Event)
-        assert isinstance(second, StaleSessionError)
-        assert await read(service, session) == session
-
-
 async def test_a_lost_server_fails_everyone_at_once(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.monitoring import (
-    CommandFailedEvent,
-    CommandListener,
-    CommandStartedEvent,
     CommandSucceededEvent,
 )
+from support.command_log import QuietListener
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
@@ -91,20 +89,13 @@ async def test_no_reply_is_long(mongodb_uri: str, database: str) -> None:
     assert max(replies.sizes) == 7
 
 
-class RepliesReceived(CommandListener):
+class RepliesReceived(QuietListener):
     """How many documents each reply had."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def started(self, event: CommandStartedEvent) -> None:
-        """Of no interest."""
-
     def succeeded(self, event: CommandSucceededEvent) -> None:
-        """Count them."""
         cursor = event.reply.get("cursor", {})
         batch = cursor.get("firstBatch") or cursor.get("nextBatch") or ()
         self.sizes.append(len(batch))
-
-    def failed(self, event: CommandFailedEvent) -> None:
-        """Of no interest."""

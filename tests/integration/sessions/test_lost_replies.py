@@ -85,7 +85,6 @@ async def create(world: World) -> tuple[Awaitable[object], Check]:
 
 
 async def create_plain(world: World) -> tuple[Awaitable[object], Check]:
-    """One insert, without a transaction."""
     return _created(world, {})
 
 

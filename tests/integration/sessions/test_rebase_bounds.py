@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from google.adk.errors import StaleSessionError
 from pymongo import AsyncMongoClient, monitoring
+from support.command_log import QuietListener
 from support.function_calls import called, responded_and_called
 from support.one_session import IDS, authors, read
 from support.subscriptions import PATIENCE, new_event
@@ -82,24 +83,17 @@ async def test_calls_that_come_and_go_are_not_waited_for_forever(
         assert authors(await read(hasty))[-1] == "me"
 
 
-class Overtaking(monitoring.CommandListener):
+class Overtaking(QuietListener):
     """Appends in another loop whenever a client has been told of a session."""
 
     def __init__(self, uri: str, database: str) -> None:
         self._where = (uri, database)
         self.times = 0
 
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        """Of no interest."""
-
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        """Be faster."""
         if event.command_name == "aggregate":
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(asyncio.run, self._append()).result(PATIENCE)
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Of no interest."""
 
     async def _append(self) -> None:
         uri, database = self._where

@@ -11,6 +11,7 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from pydantic import BaseModel
 from pymongo import AsyncMongoClient, MongoClient, monitoring
+from support.command_log import QuietListener
 from support.event_fields import ACTIONS, EVENT
 from support.long_sessions import event, store_long_session
 
@@ -22,22 +23,15 @@ COUNT = 20
 KEY = SessionKey("app", "ada", "long")
 
 
-class EventsReceived(monitoring.CommandListener):
+class EventsReceived(QuietListener):
     """Counts the events in replies."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        """Of no interest."""
-
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        """Count them."""
         batch = event.reply.get("cursor", {}).get("firstBatch", ())
         self.count += sum("event" in each for each in batch)
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Of no interest."""
 
 
 LIMITS = Limits(block_events=4)
@@ -54,7 +48,6 @@ def received() -> EventsReceived:
 async def client(
     mongodb_uri: str, received: EventsReceived
 ) -> AsyncIterator[AsyncMongoClient[Any]]:
-    """A client that counts."""
     async with AsyncMongoClient[Any](mongodb_uri, event_listeners=[received]) as client:
         yield client
 

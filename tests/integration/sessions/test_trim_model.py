@@ -33,7 +33,6 @@ class Modelled:
 
     @property
     def key(self) -> dict[str, str]:
-        """Its ids."""
         return {**USER, "session_id": self.session.id}
 
     @property
@@ -69,7 +68,6 @@ class World:
         self.sessions: list[Modelled] = []
 
     async def create(self) -> None:
-        """Create a session."""
         state = {"k": "initial", "other": "x" * self.chance.choice([1, 5000])}
         session = await self.service.create_session(**USER, state=state)
         self.sessions.append(Modelled(session, state))
@@ -97,7 +95,6 @@ class World:
         return event
 
     async def append(self, modelled: Modelled) -> None:
-        """Append a few events."""
         for _ in range(self.chance.randrange(1, 8)):
             event = self.event(modelled)
             await self.service.append_event(modelled.session, event)
@@ -121,7 +118,6 @@ class World:
         assert [event.id for event in left] == [it for it in live if it in ids]
 
     async def fork(self, modelled: Modelled) -> None:
-        """Fork it anywhere."""
         revision = self.chance.randrange(modelled.cut, len(modelled.log) + 1)
         fork = await self.service.fork_session(**modelled.key, at_revision=revision)
         log = modelled.log[:revision]

@@ -18,7 +18,6 @@ from mongo_session_service import UnknownOutcomeError
 
 @pytest.fixture(params=[AsyncMongoClient, AsyncIOMotorClient], ids=["PyMongo", "Motor"])
 async def early_one(request: pytest.FixtureRequest) -> AsyncIterator[Early]:
-    """Each driver's client in turn."""
     async with early(request.param) as one:
         yield one
 

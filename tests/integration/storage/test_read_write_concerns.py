@@ -8,34 +8,24 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient
 from pymongo.monitoring import (
-    CommandFailedEvent,
-    CommandListener,
     CommandStartedEvent,
-    CommandSucceededEvent,
 )
+from support.command_log import QuietListener
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import MongoSessionService
 
 
-class Commands(CommandListener):
+class Commands(QuietListener):
     """What a client has sent."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
 
     def started(self, event: CommandStartedEvent) -> None:
-        """Note it."""
         self.sent.append(dict(event.command))
 
-    def succeeded(self, event: CommandSucceededEvent) -> None:
-        """Of no interest."""
-
-    def failed(self, event: CommandFailedEvent) -> None:
-        """Of no interest."""
-
     def named(self, name: str) -> list[dict[str, Any]]:
-        """Those of a name."""
         return [each for each in self.sent if name in each]
 
 

@@ -55,7 +55,6 @@ async def turn(service: Any, session_id: str, name: str, **delta: Any) -> None:
 
 @pytest.fixture
 async def filled(service: MongoSessionService) -> MongoSessionService:
-    """Sessions of every beginning."""
     for session_id, state in BEGINNINGS.items():
         await service.create_session(**ids(session_id), state=state)
         await turn(service, session_id, "first", k="Lisbon", new=1)

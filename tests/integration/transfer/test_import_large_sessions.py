@@ -42,7 +42,6 @@ class Breaking(ServiceSource):
     left = 0
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Read, and break off."""
         async for item in super().read(selection):
             if isinstance(item, Event):
                 if self.left == 0:

@@ -18,7 +18,6 @@ from mongo_session_service.sessions import trim
 
 @pytest.fixture
 async def copy(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
-    """A second service, empty."""
     async with MongoSessionService(
         mongodb_uri, database=database, collection_prefix="copy_"
     ) as copy:

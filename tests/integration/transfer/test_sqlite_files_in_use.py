@@ -33,7 +33,6 @@ class Store:
             await self.service.append_event(session, Event(author=author))
 
     async def items(self) -> list[Any]:
-        """Everything that is read."""
         async with self.source as source:
             return [item async for item in source.read()]
 

@@ -53,7 +53,6 @@ async def freeze(replica_set: EmbeddedReplicaSet) -> None:
 
 
 def runner_of(service: MongoSessionService, model: SpokenModel) -> Runner:
-    """A runner of one agent."""
     agent = LlmAgent(name="agent", model=model)
     return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
 

@@ -26,7 +26,6 @@ def runner_of(service: MongoSessionService, tool: Any, *script: Any) -> Runner:
 
 
 def count(tool_context: ToolContext) -> int:
-    """Count."""
     number: int = tool_context.state.get("count", 0) + 1
     tool_context.state["count"] = number
     return number

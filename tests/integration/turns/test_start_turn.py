@@ -39,7 +39,6 @@ SEALED = "INVOCATION_ABORTED"
 
 
 def runner_of(service: MongoSessionService, model: BaseLlm, *tools: Any) -> Runner:
-    """A runner of one agent."""
     agent = LlmAgent(name="agent", model=model, tools=list(tools))
     return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
 
@@ -90,7 +89,6 @@ async def start(
 
 
 def texts(events: list[Event]) -> list[str]:
-    """What events say."""
     return [
         part.text
         for event in events

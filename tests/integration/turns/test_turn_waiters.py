@@ -29,7 +29,6 @@ def waiters(admin: MongoClient, database: str) -> list[dict[str, Any]]:
 
 
 async def queued(admin: MongoClient, database: str, count: int) -> None:
-    """Return when so many wait."""
     async with asyncio.timeout(60):
         while len(waiters(admin, database)) != count:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(0.01)

@@ -34,14 +34,10 @@ WRITES = [
     Case("MongoSessionService.close", writes.close),
 ]
 
-ANYWHERE = [
+READS = [
     Case("MongoSessionService.get_session", reads.get, 5),
     Case("MongoSessionService.get_event", reads.get_event, 5),
     Case("MongoSessionService.list_sessions", reads.list_, 5),
-]
-"""What is read of whichever member the client prefers."""
-READS = [
-    *ANYWHERE,
     Case("MongoSessionService.get_session_at", reads.get_at, 5),
     Case("MongoSessionService.find_sessions", reads.find, 5),
     Case("MongoSessionService.get_user_state", reads.get_user_state, 3),

@@ -51,7 +51,6 @@ async def list_(world: World) -> Prepared:
 
 
 async def find(world: World) -> Prepared:
-    """A search of two pages."""
     user = {"app_name": "app", "user_id": world.new_id()}
     sessions = [await world.session(0, **user) for _ in range(2)]
 

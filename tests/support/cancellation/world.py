@@ -35,7 +35,6 @@ class World:
         return self.service.database_name
 
     def new_id(self) -> str:
-        """An id that nothing has."""
         return f"n{next(self.numbers)}"
 
     def ids(self) -> dict[str, str]:
@@ -81,7 +80,6 @@ class World:
         return self._known
 
     async def stored(self, session: Session) -> Session | None:
-        """What is stored of it."""
         return await self.service.get_session(**ids_of(session))
 
 
@@ -91,7 +89,6 @@ def new_event() -> Event:
 
 
 def ids_of(session: Session) -> dict[str, str]:
-    """What names a session."""
     return {
         "app_name": session.app_name,
         "user_id": session.user_id,
@@ -100,7 +97,6 @@ def ids_of(session: Session) -> dict[str, str]:
 
 
 def of_user(session: Session) -> dict[str, str]:
-    """What names its user."""
     return {"app_name": session.app_name, "user_id": session.user_id}
 
 

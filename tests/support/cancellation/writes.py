@@ -219,7 +219,6 @@ async def delete_user(world: World) -> Prepared:
 
 
 async def delete_app(world: World) -> Prepared:
-    """It goes with its consumers."""
     session = await world.session(app_name=world.new_id())
     name, app_name = world.new_id(), session.app_name
     async with world.service.consumer(name, app_name=app_name, start="now"):

@@ -40,7 +40,6 @@ def change(**fields: Any) -> Change:
 
 
 def sent(it: Change) -> Any:
-    """What a strict reader gets."""
     text = it.json_text
     text.encode()
 

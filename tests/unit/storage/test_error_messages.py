@@ -33,7 +33,7 @@ class Client:
             for number, error in enumerate(errors)
         }
 
-    def server_descriptions(self) -> dict[str, Server]:  # noqa: D102  PyMongo's
+    def server_descriptions(self) -> dict[str, Server]:
         return self._servers
 
 
@@ -42,7 +42,7 @@ class Server(NamedTuple):
     error: str | None
 
     @property
-    def server_type_name(self) -> str:  # noqa: D102  PyMongo's
+    def server_type_name(self) -> str:
         return "Unknown" if self.error else "RSSecondary"
 
 

@@ -29,7 +29,6 @@ class Slow(JsonLinesSource):
     """Lets another export run before each item."""
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Read, with pauses."""
         async for item in super().read(selection):
             await asyncio.sleep(0)
             yield item
