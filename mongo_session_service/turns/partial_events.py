@@ -199,19 +199,19 @@ class PartialQueue:
 class PartialWriter:
     """Writes the queues of one event loop, all at once, a few times in a second."""
 
-    def __init__(self, backends: Backends) -> None:
-        self._backends = backends
+    def __init__(self) -> None:
         self._queues: dict[PartialQueue, None] = {}
         """Queues with something to write, in order."""
         self._unwritten: list[RawBSONDocument] = []
         """Documents that a failed write has left."""
         self._task: asyncio.Task[None] | None = None
 
-    def write_soon(self, queue: PartialQueue) -> None:
+    def write_soon(self, queue: PartialQueue, backends: Backends) -> None:
         """Write what waits in a queue: at once, or when the last write is over."""
+        # The backends have this as a part, and would never go if it kept them.
         self._queues[queue] = None
         if self._task is None or self._task.done():
-            self._task = background(_SUPERVISOR.run_task(self._keep_writing))
+            self._task = background(_SUPERVISOR.run_task(self._keep_writing, backends))
 
     async def finish(self, limit: float) -> None:
         """Write what is left; what takes longer than these seconds is lost."""
@@ -219,9 +219,9 @@ class PartialWriter:
             await asyncio.wait({self._task}, timeout=limit)
             self._task.cancel()
 
-    async def _keep_writing(self) -> None:
+    async def _keep_writing(self, backends: Backends) -> None:
         while self._queues or self._unwritten:
-            async with self._backends.in_call() as backend:
+            async with backends.in_call() as backend:
                 storage = backend.connection
             queues, self._queues = self._queues, {}
             if not storage.has_transactions:

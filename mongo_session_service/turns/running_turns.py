@@ -253,7 +253,7 @@ class RunningTurn:
         """Show followers in other processes how the turn stands, or has ended."""
         if self._partials is not None:
             self._partials.add_status(self.turn.info)
-            self._writer.write_soon(self._partials)
+            self._writer.write_soon(self._partials, self.turn.turns.backends)
 
     async def _run_agent(self) -> None:
         arguments, key = self._run_arguments.copy(), self.turn.key
@@ -275,7 +275,7 @@ class RunningTurn:
             self._so_far.add_event(event)
         if event.partial and self._partials is not None and self.turn.is_held:
             self._partials.add_partial(event)
-            self._writer.write_soon(self._partials)
+            self._writer.write_soon(self._partials, self.turn.turns.backends)
         for inbox, has_more in self._inboxes.items():
             inbox.add_event(event)
             has_more.set()
@@ -346,8 +346,8 @@ def _ignore_failure(task: asyncio.Task[None]) -> None:
 class _LoopTurns:
     """The running turns of one event loop, and what serves them all."""
 
-    def __init__(self, backends: Backends) -> None:
-        self.writer = PartialWriter(backends)
+    def __init__(self) -> None:
+        self.writer = PartialWriter()
         self.turns: set[RunningTurn] = set()
         self.polling: asyncio.Task[None] | None = None
 
@@ -364,7 +364,7 @@ class RunningTurns:
     async def start(self, running: RunningTurn) -> None:
         """Begin a turn, and watch for requests to stop it."""
         async with self.backends.in_call() as backend:
-            here = backend.part(_LoopTurns, self.backends)
+            here = backend.part(_LoopTurns)
         await running.begin(here.writer)
         here.turns.add(running)
         if here.polling is None or here.polling.done():

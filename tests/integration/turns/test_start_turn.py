@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from typing import Any
@@ -505,3 +507,18 @@ async def test_a_thousand_turns_run_at_once(service: MongoSessionService) -> Non
     results = await asyncio.gather(*(each.result() for each in running))
     assert {texts(each)[-1] for each in results} == {"answered"}
     assert await service.find_turns() == []
+
+
+async def test_a_forgotten_service_ends(mongodb_uri: str, database: str) -> None:
+    """What has served its turns does not keep it, and so its client is closed."""
+    service = MongoSessionService(mongodb_uri, database=database)
+    await service.create_session(**IDS)
+    runner = runner_of(service, ScriptedModel(script=["Hello."]))
+    running = await start(service, runner)
+    await running.result()
+    forgotten = weakref.ref(service._backends)  # noqa: SLF001  what parts could hold
+
+    del service, runner, running
+    while forgotten() is not None:
+        gc.collect()
+        await asyncio.sleep(0.01)
