@@ -8,7 +8,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def public(cls: _Class) -> _Class:
-    """Have tracebacks, ``repr`` and docs say ``mongo_session_service.Change``.
+    """Have tracebacks, ``repr`` and docs show ``mongo_session_service.Change``.
 
     Applied once the class is made: pydantic and dataclasses look up annotations in the
     module that really defines it. Pickles find it by the public name as well.

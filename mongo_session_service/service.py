@@ -239,7 +239,7 @@ class MongoSessionService(BaseSessionService):
         """Returns how many seconds MongoDB's primary took to answer; for health checks.
 
         Nothing is created. An outage is reported after ``serverSelectionTimeoutMS``,
-        30 seconds unless the URI says otherwise; ``asyncio.timeout`` shortens it.
+        30 seconds unless the URI sets another time; ``asyncio.timeout`` shortens it.
 
         Raises:
             StorageUnavailableError: there is no primary, or it does not answer.
@@ -437,7 +437,7 @@ class MongoSessionService(BaseSessionService):
         ``session`` shows them. When it raises, ``session`` and ``event`` are as they
         were. An event that was stored before is not stored again. A partial event is
         returned as it is. If the caller is cancelled, the transaction is finished
-        first, so ``session`` tells whether the event was stored.
+        first, so ``session`` shows whether the event was stored.
 
         Raises:
             StaleSessionError: the stored session has events ``session`` does not know;
@@ -575,7 +575,7 @@ class MongoSessionService(BaseSessionService):
             wait: The longest wait in seconds; 0 to try once, None for no limit.
 
         Raises:
-            TimeoutError: when entering: it was not free in time; says who has it.
+            TimeoutError: when entering: it was not free in time; it names who has it.
             SessionNotFoundError: when entering: the session is not stored, or is
                 deleted meanwhile.
             MongoSessionServiceError: when entering: the caller is in such a block of
@@ -668,7 +668,7 @@ class MongoSessionService(BaseSessionService):
                 and others.
 
         Raises:
-            TimeoutError: the turn was not free in time; says who has it.
+            TimeoutError: the turn was not free in time; it names who has it.
             SessionNotFoundError: the session is not stored.
             MongoSessionServiceError: the caller is in a turn of the session.
         """
@@ -753,7 +753,7 @@ class MongoSessionService(BaseSessionService):
         Args:
             runner: The runner, built with this service.
             resume: Whether the invocation goes on then, once, if the app is resumable.
-            run_config: Passed to ``run_async`` then; it says whether answers stream.
+            run_config: Passed to ``run_async`` then; it decides whether answers stream.
         """
         app_name = check_id("app_name", _app_of(runner))
         resume = validation.check_flag("resume", resume) and _is_resumable(runner)
@@ -869,7 +869,7 @@ class MongoSessionService(BaseSessionService):
         created or deleted in the meantime. In order of their last update, so is each
         that nothing is appended to in the meantime. One that moves may be returned
         again, each time as it is then; or, if it moves to the beginning of the order
-        before a page has reached it, not at all: ``watch`` tells of it. One that
+        before a page has reached it, not at all: ``watch`` reports it. One that
         another tool has damaged is left out.
 
         Args:
@@ -951,7 +951,7 @@ class MongoSessionService(BaseSessionService):
 
         Ids of invocations have no index: with ``invocation_id`` or ``rewound=False``
         the server looks through the session's log. With ``after_load`` only this
-        process can tell, and decodes each page of it.
+        process can find them, and decodes each page of it.
 
         Args:
             after_revision: Only events that were appended after it.
@@ -1275,7 +1275,7 @@ class MongoSessionService(BaseSessionService):
         that has a ``ttl`` or ``expire_time``: it expires by itself.
 
         Expired sessions are removed soon in any case, while a process uses the
-        database. The server's clock says what has expired.
+        database. The server's clock decides what has expired.
 
         Sessions are removed together with their events, in small steps, each a
         transaction of its own; app and user state stay. A session that an event is

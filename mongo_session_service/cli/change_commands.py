@@ -350,7 +350,7 @@ async def prune(
 
     With --idle-for, --created-before or both, it removes the sessions that are idle,
     old, or both, instead; but none that has an expiry of its own. Then it asks at a
-    terminal, after saying what will go, unless --yes is given.
+    terminal, after showing what will go, unless --yes is given.
 
     It removes a little at a time. So it can run while the service is in use, be
     interrupted and repeated, and run in several places, for example from cron.

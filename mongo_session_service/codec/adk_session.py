@@ -16,7 +16,7 @@ _set: Final = object.__setattr__
 
 
 def _is_known() -> bool:
-    """Tell whether ADK's sessions still are what :func:`to_session` makes."""
+    """True if ADK's sessions still are what :func:`to_session` makes."""
     fields: dict[str, Any] = {
         "id": "",
         "app_name": "",

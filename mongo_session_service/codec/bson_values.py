@@ -167,7 +167,7 @@ def decode_value(value: Any) -> Any:
 
 
 def is_same_value(one: Any, other: Any) -> bool:
-    """Tell whether two decoded values are equal type for type, in any order of keys."""
+    """True if two decoded values are equal type for type, in any order of keys."""
     pairs = [(one, other)]  # a call for each level would need a shallow call stack
     while pairs:
         one, other = pairs.pop()
@@ -208,13 +208,13 @@ def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_decoded(fields: Mapping[str, Any]) -> bool:
-    """Tell whether :func:`decode_fields` would certainly change nothing."""
+    """True if :func:`decode_fields` would certainly change nothing."""
     is_plain = _SCALARS.issuperset(map(type, fields.values()))
     return is_plain and "%" not in "".join(fields)
 
 
 def is_plain(encoded: bytes | memoryview) -> bool:
-    """Tell whether :func:`decode_fields` would certainly change nothing in BSON."""
+    """True if :func:`decode_fields` would certainly change nothing in BSON."""
     return _CHANGED.search(encoded) is None
 
 
@@ -243,7 +243,7 @@ def json_form(value: Any, where: str = "An event") -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Tell whether a string has no lone surrogate, which UTF-8 cannot hold."""
+    """True if a string has no lone surrogate, which UTF-8 cannot hold."""
     if text.isascii():
         return True
     try:
@@ -254,7 +254,7 @@ def is_unicode(text: str) -> bool:
 
 
 def is_json(value: Any) -> bool:
-    """Tell whether a value has JSON's types alone and is not too deep to read back."""
+    """True if a value has JSON's types alone and is not too deep to read back."""
     level = [value]
     for _ in range(MAX_DEPTH):
         # Once each, so that neither cycles nor shared parts make a level grow.

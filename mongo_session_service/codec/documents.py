@@ -99,7 +99,7 @@ def session_document(session: NewSession) -> Document:
 
 
 def needs_initial_document(session: NewSession) -> bool:
-    """Tell whether a session's initial state has to have a document of its own.
+    """True if a session's initial state has to have a document of its own.
 
     That of a session that was trimmed is found there by readers of the log alone.
     """
@@ -155,7 +155,7 @@ _SCALARS: Final = {str, int, float, bool, type(None)}
 
 
 def is_visible(session: dict[str, Any], now: float) -> bool:
-    """Tell whether a document of the sessions collection is a session to be shown.
+    """True if a document of the sessions collection is a session to be shown.
 
     The server's filter is :func:`queries.visible_filter`.
     """
@@ -499,7 +499,7 @@ def decode_new_session(
 
 
 def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
-    """Tell whether a stored sub-document is the very event of an append."""
+    """True if a stored sub-document is the very event of an append."""
     one, other = (
         event if hooks.after_load is None else loaded_fields(event, append.key, hooks)
         for event in (append.event, document)

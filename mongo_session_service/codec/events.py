@@ -84,7 +84,7 @@ def _plain_schema(schema: Any) -> Any:
 
 
 def is_event(fields: dict[str, Any]) -> bool:
-    """Tell whether these are fields of an event, and of nothing else."""
+    """True if these are fields of an event, and of nothing else."""
     with suppress(ValidationError):
         build_event(fields)
         return _FIELDS.issuperset(fields)
@@ -187,7 +187,7 @@ def check_readable(fields: dict[str, Any]) -> None:
 
 
 def is_as_declared(model: BaseModel) -> bool:
-    """Tell whether the models, dicts and floats in it have the types of its fields.
+    """True if the models, dicts and floats in it have the types of its fields.
 
     An object that no field could be made of is an ``InvalidInputError``.
     """

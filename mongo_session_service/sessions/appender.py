@@ -269,7 +269,7 @@ async def _pause() -> None:
 
 
 def is_overtaken(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
-    """Tell whether a concurrent run of an event's invocation has overtaken it.
+    """True if a concurrent run of an event's invocation has overtaken it.
 
     Its writer has ``seen`` the log, but not what it has ``missed``.
     """

@@ -55,7 +55,7 @@ from mongo_session_service.storage.transactions import Transaction
 
 
 def is_one_document(write: Append | NewSession) -> bool:
-    """Tell whether a write changes one document alone, and needs no transaction."""
+    """True if a write changes one document alone, and needs no transaction."""
     if not isinstance(write, NewSession):
         return False
     return not (write.delta.app or write.delta.user or needs_initial_document(write))
@@ -165,7 +165,7 @@ def _renames(write: Append | NewSession) -> bool:
 
 
 def _needs_session(planned: PlannedWrite) -> bool:
-    """Tell whether what a write stores depends on what its session holds."""
+    """True if what a write stores depends on what its session holds."""
     write = planned.write
     return isinstance(write, Append) and (write.waiting.has_effect or _renames(write))
 

@@ -136,7 +136,7 @@ def deletable(storage: Storage) -> Document:
 
 
 def is_session(document: Document) -> bool:
-    """Tell a session from a tombstone and a reservation, which have no revision."""
+    """True of a session; a tombstone and a reservation have no revision."""
     return "revision" in document
 
 

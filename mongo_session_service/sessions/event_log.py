@@ -194,7 +194,7 @@ async def read_user_log(
 
 
 def _is_logged(event: Document, heads: dict[str, Document]) -> bool:
-    """Tell whether a document is an event of a session that is shown."""
+    """True if a document is an event of a session that is shown."""
     id_ = event["_id"]
     head = heads.get(id_["session_id"])
     # A large initial state is kept beside the events.
@@ -233,7 +233,7 @@ class LogAtRevision(NamedTuple):
 
 
 def is_sealed(storage: Storage) -> bool:
-    """Tell whether events must be decoded here to see invocations and rewinds."""
+    """True if events must be decoded here to see invocations and rewinds."""
     return storage.hooks.after_load is not None
 
 

@@ -323,7 +323,7 @@ class SessionReads:
 def _is_continued(
     session: StoredSession, begin: list[Encoded], log: list[Encoded], known: CachedLog
 ) -> bool:
-    """Tell whether a log that was read after a known one continues it."""
+    """True if a log that was read after a known one continues it."""
     return (
         bool(begin and log)
         and _revision(begin[0]) == known.first

@@ -63,8 +63,8 @@ _KEPT: Final = (
     *("node_info", "model_version", "partial", "turn_complete", "finish_reason"),
     *("turn_complete_reason", "interrupted", "error_code", "usage_metadata"),
 )
-"""Fields of an event that say nothing of its content. Others are left out, also those
-of a later ADK."""
+"""Fields of an event that reveal nothing of its content. Others are left out, those of
+a later ADK as well."""
 
 _KEPT_ACTIONS: Final = (
     *("skip_summarization", "transfer_to_agent", "escalate", "end_of_agent", "route"),

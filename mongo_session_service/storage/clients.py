@@ -44,7 +44,7 @@ def current_cursor(stream: Any) -> object:
 
 
 def is_buffering(cursor: object) -> bool:
-    """Tell whether a cursor has documents that were fetched and not yet read."""
+    """True if a cursor has documents that were fetched and not yet read."""
     return bool(getattr(cursor, "_data", ()))
 
 
@@ -100,7 +100,7 @@ class Driver(Enum):
         return client.get_database(database.name), client.close
 
     def is_sharded(self, client: Any) -> bool:
-        """Tell whether a client speaks to a mongos, as far as it knows."""
+        """True if a client speaks to a mongos, as far as it knows."""
         if self is Driver.MOCK:
             return False
         client = client.delegate if self is Driver.MOTOR else client
@@ -202,7 +202,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
 
 
 def _has_stray_at(uri: str) -> bool:
-    """Tell whether an ``@`` neither ends ``user:password`` nor is an option's value.
+    """True if an ``@`` neither ends ``user:password`` nor is an option's value.
 
     The driver would take part of the password for a host, and try to connect to it.
     """

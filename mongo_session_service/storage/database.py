@@ -57,7 +57,7 @@ class LatestWrite:
                 self._time, self._primary = time, primary
 
     def is_included(self, time: Timestamp, primary: object) -> bool:
-        """Tell whether a primary's answer as of ``time`` includes the write."""
+        """True if a primary's answer as of ``time`` includes the write."""
         with self._lock:
             return time >= self._time or primary == self._primary
 
@@ -117,7 +117,7 @@ class Contact:
         self._answered_at, self._primary = now, primary
 
     def has_lasted(self, seconds: float) -> bool:
-        """Tell whether there was no break for so long before the last answer."""
+        """True if there was no break for so long before the last answer."""
         return self._answered_at - self._begun_at >= seconds
 
 
@@ -208,7 +208,7 @@ class Database:
 
     @property
     def is_mock(self) -> bool:
-        """Tell whether the server is mongomock: in this process, without a clock."""
+        """True if the server is mongomock: in this process, without a clock."""
         return self.driver is Driver.MOCK
 
     @property
@@ -218,7 +218,7 @@ class Database:
 
     @property
     def is_sharded(self) -> bool:
-        """Tell whether a mongos sends what is written and read here to shards."""
+        """True if a mongos sends what is written and read here to shards."""
         return self.driver.is_sharded(self.client)
 
     def routed(self, filter_: Document) -> Document:

@@ -160,7 +160,7 @@ _TRANSIENT_LABELS: Final = ("TransientTransactionError", "RetryableWriteError")
 
 
 def is_starting(error: PyMongoError) -> bool:
-    """Tell whether an error came from a connection to a member that was not ready.
+    """True if an error came from a connection to a member that was not ready.
 
     Such a member does not support sessions yet. The driver remembers that for as long
     as the connection is open, and concludes that the whole deployment does not.
@@ -170,7 +170,7 @@ def is_starting(error: PyMongoError) -> bool:
 
 
 def is_logged_out(error: PyMongoError) -> bool:
-    """Tell whether an error came from a connection that no user is logged in on.
+    """True if an error came from a connection that no user is logged in on.
 
     MongoDB logs out every connection of a user who is dropped, for good, even if the
     user is created again.
@@ -180,7 +180,7 @@ def is_logged_out(error: PyMongoError) -> bool:
 
 
 def is_turned_away(error: PyMongoError) -> bool:
-    """Tell whether a server answered that it cannot do a command now, but will soon.
+    """True if a server answered that it cannot do a command now, but will soon.
 
     The driver has repeated what has one of the labels, and it may have been done.
     """
@@ -241,7 +241,7 @@ def reporting_partial_removal() -> Iterator[None]:
 
 
 def is_duplicate_key(error: PyMongoError) -> bool:
-    """Tell whether a write failed because something with its key is stored already."""
+    """True if a write failed because something with its key is stored already."""
     if isinstance(error, driver_errors.BulkWriteError):
         codes = {each["code"] for each in error.details["writeErrors"]}
         return DUPLICATE_KEY in codes
@@ -249,7 +249,7 @@ def is_duplicate_key(error: PyMongoError) -> bool:
 
 
 def is_bad_login(error: Exception) -> bool:
-    """Tell whether MongoDB has refused the user name or password."""
+    """True if MongoDB has refused the user name or password."""
     return getattr(error, "code", None) in _LOGIN_REFUSED
 
 
@@ -584,7 +584,7 @@ def gave_up_error(error: Exception, client: Any) -> MongoSessionServiceError:
 
 
 def is_transient(error: PyMongoError) -> bool:
-    """Tell whether a failure of MongoDB is transient: a retry may succeed."""
+    """True if a failure of MongoDB is transient: a retry may succeed."""
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")
         # Who was dropped may be created again. Whose login was never accepted does not

@@ -1,7 +1,7 @@
 """Lease: an exclusive right with a rising epoch, held for as long as it is renewed.
 
-Two documents hold one: that of a session says in its field ``turn`` who works on the
-session, and one of ``leases`` says who reads under the name of a consumer. Both have
+Two documents hold one: that of a session, in its field ``turn``, for who works on the
+session, and one of ``leases`` for who reads under the name of a consumer. Both have
 these fields:
 
 - ``epoch``: how often the lease was acquired. It never falls, so what its holder writes
@@ -90,7 +90,7 @@ class Lease:
         self.id = id_
         self.path = path
         self.token = uuid.uuid4().hex
-        """Tells this claimant from all others."""
+        """Distinguishes this claimant from all others."""
         self.epoch = 0
         """How often it was acquired by now; 0 before this claimant has it."""
         self.renewed_at = 0.0
@@ -105,7 +105,7 @@ class Lease:
 
     @property
     def is_abandoned(self) -> bool:
-        """Tell whether its event loop was closed while it was held."""
+        """True if its event loop was closed while it was held."""
         return self._loop.is_closed()
 
     async def acquire(
@@ -116,12 +116,12 @@ class Lease:
         forget: Iterable[str] = (),
         patient: bool = False,
     ) -> Document | None:
-        """Acquire the lease if it is free, and its document is as ``where`` says.
+        """Acquire the lease if it is free, and its document matches ``where``.
 
         Returns the lease as it is then. One that has expired may be watched first. The
         server waits for a locked document for ``limit`` seconds. The fields ``forget``,
         about who had it before, go. A cancellation waits for the outcome, which
-        ``epoch`` tells. Without an answer before the lease could have expired, it
+        ``epoch`` shows. Without an answer before the lease could have expired, it
         raises ``StorageUnavailableError``.
         """
         seconds = self.connection.limits.lease_seconds
@@ -179,7 +179,7 @@ class Lease:
     ) -> Document | None:
         """Release the lease, and return what is left of it; None if it is another's.
 
-        Its field ``ended`` says so from now on; the fields ``forget`` go. If it takes
+        Its field ``ended`` is set from now on; the fields ``forget`` go. If it takes
         so long that the lease has expired by itself, it raises
         ``StorageUnavailableError``.
         """
@@ -298,7 +298,7 @@ def _as_seen(lease: Document, path: str) -> Document:
 
 
 def lease_is_free(connection: Storage, path: str = "") -> Document:
-    """Return the expression that tells whether a document's lease is free."""
+    """Return the expression that is true if a document's lease is free."""
     holder = {"$ifNull": [f"${path}holder", None]}
     # An append may renew what was released meanwhile.
     return {
@@ -404,7 +404,7 @@ class LeaseRenewer:
                 del due  # or it would keep them alive
 
     def _is_idle(self) -> bool:
-        """Tell whether the thread may end: there was no lease for long."""
+        """True if the thread may end: there was no lease for long."""
         with self._lock:
             now = time.monotonic()
             if self._held:

@@ -123,7 +123,7 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
 
 async def check_product(metadata: Any, hello: dict[str, Any]) -> None:
     """Refuse a product that speaks MongoDB's protocol and lacks snapshot reads."""
-    # Only MongoDB tells a version of its topology, and an old one is refused as such.
+    # Only MongoDB reports a version of its topology, and an old one is refused as such.
     if "topologyVersion" in hello or hello["maxWireVersion"] < _MIN_WIRE_VERSION:
         return
     command = {
@@ -147,12 +147,12 @@ async def check_product(metadata: Any, hello: dict[str, Any]) -> None:
 
 
 def is_mongos(hello: dict[str, Any]) -> bool:
-    """Tell whether a server is the router of a sharded cluster."""
+    """True if a server is the router of a sharded cluster."""
     return hello.get("msg") == "isdbgrid"
 
 
 def is_standalone(hello: dict[str, Any]) -> bool:
-    """Tell whether a server belongs to no replica set, nor to a sharded cluster."""
+    """True if a server belongs to no replica set, nor to a sharded cluster."""
     return "setName" not in hello and not is_mongos(hello)
 
 

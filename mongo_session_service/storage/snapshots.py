@@ -113,7 +113,7 @@ NO_TIME: Final = Timestamp(0, 0)
 
 
 _TAG: Final = "%query"
-"""Field that tells of which query a document is, of all queries but the last."""
+"""Field that names the query that a document is of, of all queries but the last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Statements and queries: data that says what is to be written or read, not how.
+"""Statements and queries: data that describes what is to be written or read, not how.
 
 Collections are named without the service's prefix, as in ``"sessions"``.
 """

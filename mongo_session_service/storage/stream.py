@@ -128,7 +128,7 @@ class Stream:
 
     @property
     def has_more(self) -> bool:
-        """Tell whether the next change is here already, as far as the driver knows."""
+        """True if the next change is here already, as far as the driver knows."""
         return is_buffering(self._cursor)
 
     async def next_change(self) -> Document | None:

@@ -266,7 +266,7 @@ async def in_slices(results: Iterable[Result]) -> list[Result]:
 
 
 def _compute_slice(rest: Iterator[Result]) -> tuple[list[Result], bool]:
-    """Compute the results of one slice of time; tell whether they are the last."""
+    """Compute the results of one slice of time; True if they are the last."""
     made: list[Result] = []
     end, earliest = time.thread_time() + _SLICE, time.perf_counter() + _SLICE
     for each in rest:

@@ -241,7 +241,7 @@ class Transaction:
         return found
 
     async def matches(self, fence: Update) -> bool:
-        """Update a document, or only look at it; tell whether there is one."""
+        """Update a document, or only look at it; True if there is one."""
         if fence.change:
             return bool(await write_alone(self, fence))
         query = Query(fence.collection, fence.filter, fields=("_id",))
@@ -295,7 +295,7 @@ class Transaction:
 
 
 def is_alone(statements: Sequence[Statement]) -> bool:
-    """Tell whether statements are one that needs no transaction."""
+    """True if statements are one that needs no transaction."""
     if len(statements) != 1:
         return False
     (statement,) = statements
