@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
@@ -16,7 +14,6 @@ from google.adk.events import Event, EventActions
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from pymongo import MongoClient
-from support.forks import FORKS
 from support.scripted_model import (
     APP,
     ScriptedModel,
@@ -31,7 +28,7 @@ from typing_extensions import override
 
 from mongo_session_service import MongoSessionService
 
-ROUNDS = 40
+ROUNDS = 20
 PATIENCE = 60
 """Seconds until a rival is given up; nothing waits for them to pass."""
 
@@ -102,17 +99,6 @@ async def test_rewind_during_a_turn(
     assert (await stored(service, "s")).state == {"color": "green"}
 
 
-class Line(Protocol):
-    """Where two racers wait for each other; a barrier of threads or processes."""
-
-    def wait(self) -> int:
-        """Return when both have arrived."""
-
-
-Rival: TypeAlias = Callable[[str, str], Awaitable[bool]]
-"""Takes a URI and a database, appends to the session ``s``, tells if it was stored."""
-
-
 async def succeeds(attempt: Awaitable[Any]) -> bool:
     try:
         await attempt
@@ -121,53 +107,11 @@ async def succeeds(attempt: Awaitable[Any]) -> bool:
     return True
 
 
-async def append_from(line: Line, uri: str, database: str) -> bool:
+async def append_from(line: threading.Barrier, uri: str, database: str) -> bool:
     async with Overtaken(uri, database=database) as service:
         service.before_append = lambda: asyncio.to_thread(line.wait)
         session = await stored(service, "s")
         return await succeeds(service.append_event(session, rivals_event()))
-
-
-class Elsewhere:
-    """A rival in the worker of an executor, with an event loop of its own."""
-
-    line: Line
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    @classmethod
-    def set_up(cls, line: Line) -> None:
-        """Receive, in the worker, what only a new process can inherit."""
-        cls.line = line
-
-    @classmethod
-    def append(cls, uri: str, database: str) -> bool:
-        """Take part, in the worker."""
-        return asyncio.run(append_from(cls.line, uri, database))
-
-    async def race(self, uri: str, database: str) -> bool:
-        """Have the worker take part in a race."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self.append, uri, database)
-
-
-@pytest.fixture(params=["another service", "another loop", "another process"])
-def race(request: pytest.FixtureRequest) -> Iterator[tuple[Line, Rival]]:
-    """A line, and a rival that waits at it before it appends."""
-    if request.param == "another process":
-        line: Line = FORKS.Barrier(2, timeout=PATIENCE)
-        with ProcessPoolExecutor(1, FORKS, Elsewhere.set_up, (line,)) as process:
-            yield line, Elsewhere(process).race
-        return
-    line = threading.Barrier(2, timeout=PATIENCE)
-    if request.param == "another loop":
-        with ThreadPoolExecutor(
-            1, initializer=Elsewhere.set_up, initargs=(line,)
-        ) as thread:
-            yield line, Elsewhere(thread).race
-    else:
-        yield line, partial(append_from, line)
 
 
 async def test_rewind_races_append(
@@ -175,10 +119,9 @@ async def test_rewind_races_append(
     mongodb_uri: str,
     database: str,
     admin: MongoClient[Any],
-    race: tuple[Line, Rival],
 ) -> None:
     """One of the two is stored, the other one stale, and state is the log's fold."""
-    line, rival = race
+    line = threading.Barrier(2, timeout=PATIENCE)
     runner = painter(service, "red", "blue")
     await start(service, "s")
     turns = [await ask(runner, "s", "Next") for _ in range(2)]
@@ -188,7 +131,8 @@ async def test_rewind_races_append(
         rewinder = painter(late)
         for count in range(5, 5 + ROUNDS):
             rewound, appended = await asyncio.gather(
-                succeeds(rewind(rewinder, "s", turns[1])), rival(mongodb_uri, database)
+                succeeds(rewind(rewinder, "s", turns[1])),
+                append_from(line, mongodb_uri, database),
             )
             assert rewound is not appended
             session = await stored(service, "s")

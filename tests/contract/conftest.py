@@ -14,11 +14,10 @@ from mongo_session_service.model.limits import Limits
 
 
 def each_of(backends: Sequence[Backend]) -> list[Any]:
-    """Parameters of a fixture; one backend's tests are of the fast core."""
+    """Parameters of a fixture; one backend is of the fast core, one of the release."""
+    marks = {"uri": [pytest.mark.core], "motor": [pytest.mark.release]}
     return [
-        pytest.param(
-            each, id=each.name, marks=[pytest.mark.core] if each.name == "uri" else []
-        )
+        pytest.param(each, id=each.name, marks=marks.get(each.name, []))
         for each in backends
     ]
 

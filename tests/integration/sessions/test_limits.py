@@ -172,7 +172,16 @@ async def test_values_have_a_greatest_depth(
     assert identical(found.state["k"], deepest)
 
 
-@pytest.mark.parametrize("spell", [str, "user:{}".format, "app:{}".format])
+@pytest.mark.parametrize(
+    "spell",
+    [
+        str,
+        *(
+            pytest.param(each, marks=pytest.mark.release)
+            for each in ("user:{}".format, "app:{}".format)
+        ),
+    ],
+)
 async def test_deltas_of_very_many_keys_are_stored_and_delivered(
     service: MongoSessionService, spell: Callable[[int], str]
 ) -> None:
