@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from mongo_session_service.errors import ConfigurationError
@@ -31,14 +30,13 @@ from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import Writer
 from mongo_session_service.storage.clients import (
     ConnectionSettings,
-    Driver,
+    belongs_to_loop,
     open_client,
 )
 from mongo_session_service.storage.database import LatestWrite, ServerClock
 from mongo_session_service.storage.failures import FOREIGN_LOOP
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.tasks import (
-    SwallowedCancellation,
     background,
     running_loop,
     uninterrupted,
@@ -86,43 +84,6 @@ class Backend:
             self._parts[kind] = kind(*args, **kwargs)
         part: _Part = self._parts[kind]
         return part
-
-
-class BackendCall:
-    """A call of a service: holds the running loop's backend.
-
-    On leaving, the driver's errors become this package's, and a cancellation that the
-    driver has swallowed is raised. It is a class since every call goes through it, and
-    since generators are left open in it: an event loop that ends closes all generators
-    at once, one of this before those that need it.
-    """
-
-    __slots__ = ("_backend", "_backends", "_stage", "_swallowed")
-
-    def __init__(self, backends: Backends, stage: Stage) -> None:
-        self._backends = backends
-        self._stage = stage
-
-    async def __aenter__(self) -> Backend:
-        self._swallowed = SwallowedCancellation()
-        backends, stage = self._backends, self._stage
-        backend = backends.opened.get(asyncio.get_running_loop())
-        if backend is None or backend.stage < stage or backends.pid != os.getpid():
-            backend = await backends.ready_backend(stage)
-        self._backend = backend
-        return backend
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is None or isinstance(exc, Exception):
-            with self._swallowed:
-                if exc is not None:
-                    async with self._backend.connection.translating_errors():
-                        raise exc
 
 
 class Backends:
@@ -192,29 +153,19 @@ class Backends:
             if kind in each._parts  # noqa: SLF001
         }
 
-    def in_call(self) -> BackendCall:
-        """Begin a call, as a context. It creates nothing.
+    async def backend(self, stage: Stage = Stage.CHECKED) -> Backend:
+        """Return the running loop's backend, once the database is at a stage.
 
-        The first one of a process checks the server and the version of the data.
+        The first call of a process checks the server and the version of the data. The
+        first one that adds sessions or events creates what is missing of collections
+        and indexes. A borrowed client that belongs to another loop is refused.
         """
-        return BackendCall(self, Stage.CHECKED)
+        backend = self.opened.get(running_loop())
+        if backend is None or backend.stage < stage or self.pid != os.getpid():
+            backend = await self._make_ready(stage)
+        return backend
 
-    def in_write(self) -> BackendCall:
-        """Begin a call that adds sessions or events, as a context.
-
-        The first one creates the collections and indexes that are missing.
-        """
-        return BackendCall(self, Stage.SET_UP)
-
-    def in_unchecked_call(self) -> BackendCall:
-        """Begin a call that works with any server and data, as a context."""
-        return BackendCall(self, Stage.OPENED)
-
-    async def ready_backend(self, stage: Stage) -> Backend:
-        """Return the running loop's backend, at least at a stage.
-
-        A borrowed client that belongs to another loop is refused.
-        """
+    async def _make_ready(self, stage: Stage) -> Backend:
         self._reset_after_fork()
         loop = running_loop()
         backend = self.opened.get(loop)
@@ -239,7 +190,7 @@ class Backends:
 
     async def set_up(self) -> None:
         """Create collections and indexes, and check the server, even if done before."""
-        connection = (await self.ready_backend(Stage.OPENED)).connection
+        connection = (await self.backend(Stage.OPENED)).connection
         await self._set_up(connection, builds=True)
 
     async def _set_up(self, connection: Storage, *, builds: bool) -> None:
@@ -261,7 +212,7 @@ class Backends:
                 )
             else:
                 client, keeper = self._client, None
-                if Driver.detect(client) is not Driver.MOCK:
+                if belongs_to_loop(client):
                     if self._loop_of_client not in (None, loop):
                         raise ConfigurationError(FOREIGN_LOOP)
                     self._loop_of_client = loop

@@ -27,7 +27,7 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Backend, Backends
+from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
@@ -92,7 +92,12 @@ from mongo_session_service.storage.failures import (
     reporting_stored_unread,
 )
 from mongo_session_service.storage.lease import LeaseRenewer
-from mongo_session_service.storage.tasks import in_slices, running_loop, uninterrupted
+from mongo_session_service.storage.tasks import (
+    SwallowedCancellation,
+    in_slices,
+    running_loop,
+    uninterrupted,
+)
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns.closing_events import with_reason
 from mongo_session_service.turns.running_turns import (
@@ -244,10 +249,10 @@ class MongoSessionService(BaseSessionService):
         Raises:
             StorageUnavailableError: there is no primary, or it does not answer.
         """
-        async with self._backends.in_unchecked_call() as backend:
-            asked = perf_counter()
-            await backend.connection.command({"ping": 1})
-            return perf_counter() - asked
+        backend = await self._backends.backend(Stage.OPENED)
+        asked = perf_counter()
+        await backend.connection.command({"ping": 1})
+        return perf_counter() - asked
 
     async def close(self, *, grace: float = 10.0) -> None:
         """Ends turns, subscriptions and consumers, and closes the clients it opened.
@@ -335,17 +340,15 @@ class MongoSessionService(BaseSessionService):
         details = metadata.new_details(named, labels, ttl, expire_time, today)
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
-        async with self._backends.in_write() as backend:
-            reading = backend.reads.read_shared_state(key)
-            now = backend.connection.clock.now()
-            new = replace(new, details=new.details.with_renewed_expiry(now))
-            await backend.writer.create(new)
-            backend.sweep.expect(new.details.expire_time)
-            with reporting_stored_unread():
-                shared = await asyncio.shield(reading)
-                return to_session(
-                    documents.decode_new_session(new, shared, self._hooks)
-                )
+        backend = await self._backends.backend(Stage.SET_UP)
+        reading = backend.reads.read_shared_state(key)
+        now = backend.connection.clock.now()
+        new = replace(new, details=new.details.with_renewed_expiry(now))
+        await backend.writer.create(new)
+        backend.sweep.expect(new.details.expire_time)
+        with reporting_stored_unread():
+            shared = await asyncio.shield(reading)
+            return to_session(documents.decode_new_session(new, shared, self._hooks))
 
     @override
     @traced
@@ -367,8 +370,8 @@ class MongoSessionService(BaseSessionService):
         config = validation.check_config(config)
         if key is None:
             return None
-        async with self._backends.in_call() as backend:
-            stored = await backend.reads.load_session(key, config)
+        backend = await self._backends.backend()
+        stored = await backend.reads.load_session(key, config)
         return to_session(stored) if stored else None
 
     @override
@@ -412,9 +415,9 @@ class MongoSessionService(BaseSessionService):
                 sessions=[*map(_listed, page.sessions)],
                 next_page_token=page.next_page_token,
             )
-        async with self._backends.in_call() as backend:
-            stored = await backend.reads.list_sessions(app, user)
-            sessions = await in_slices(map(to_session, stored))
+        backend = await self._backends.backend()
+        stored = await backend.reads.list_sessions(app, user)
+        sessions = await in_slices(map(to_session, stored))
         # Validating what was built here would take 0.1 ms for 500.
         return ListSessionsResponse.model_construct(sessions=sessions)
 
@@ -425,8 +428,8 @@ class MongoSessionService(BaseSessionService):
         app, user = lookup_id("app_name", app_name), lookup_id("user_id", user_id)
         if app is None or user is None:
             return {}
-        async with self._backends.in_call() as backend:
-            return await backend.reads.load_user_state(app, user)
+        backend = await self._backends.backend()
+        return await backend.reads.load_user_state(app, user)
 
     @override
     @traced
@@ -456,10 +459,10 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
-        async with self._backends.in_write() as backend:
-            await self._append(
-                backend, key, session, event, started, is_rebasing=self._is_rebasing
-            )
+        backend = await self._backends.backend(Stage.SET_UP)
+        await self._append(
+            backend, key, session, event, started, is_rebasing=self._is_rebasing
+        )
         return event
 
     @traced
@@ -496,9 +499,9 @@ class MongoSessionService(BaseSessionService):
         validation.check_whole_event(event)
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
-        async with self._backends.in_write() as backend:
-            session = to_session(await backend.reads.load_end(key))
-            await self._append(backend, key, session, event, started, is_rebasing=True)
+        backend = await self._backends.backend(Stage.SET_UP)
+        session = to_session(await backend.reads.load_end(key))
+        await self._append(backend, key, session, event, started, is_rebasing=True)
         return event
 
     async def _append(
@@ -519,12 +522,13 @@ class MongoSessionService(BaseSessionService):
         if turn is not None:
             stored = with_reason(stored, turn.info.reason)
         fence = None if turn is None else turn.fence
-        appended = await backend.appender.append(
-            key, session, stored, fence, started, is_rebasing=is_rebasing
-        )
-        await self._show(session, event, stored, appended)
-        if turn is not None:
-            turn.extend(started)
+        with SwallowedCancellation():  # it is raised once the event is shown
+            appended = await backend.appender.append(
+                key, session, stored, fence, started, is_rebasing=is_rebasing
+            )
+            await self._show(session, event, stored, appended)
+            if turn is not None:
+                turn.extend(started)
 
     async def _show(
         self, session: Session, event: Event, stored: Event, appended: Appended
@@ -676,8 +680,8 @@ class MongoSessionService(BaseSessionService):
         turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
         if validation.check_flag("interrupt", interrupt):
             reason = "another turn was started"
-            async with self._backends.in_call() as backend:
-                await request_stop(backend.connection, turn.key, reason)
+            backend = await self._backends.backend()
+            await request_stop(backend.connection, turn.key, reason)
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )
@@ -708,8 +712,8 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         if reason is not None:
             reason = validation.check_string("reason", reason)[:1000]
-        async with self._backends.in_call() as backend:
-            is_running = await request_stop(backend.connection, key, reason)
+        backend = await self._backends.backend()
+        is_running = await request_stop(backend.connection, key, reason)
         if is_running and (running := self._running_turns.find(key)):
             running.request_stop(reason)
         return is_running
@@ -733,8 +737,8 @@ class MongoSessionService(BaseSessionService):
         app_name, user_id = validation.check_scope(app_name, user_id)
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
-        async with self._backends.in_call() as backend:
-            return await find_turns(backend.connection, app_name, user_id, status)
+        backend = await self._backends.backend()
+        return await find_turns(backend.connection, app_name, user_id, status)
 
     async def recover_turns(
         self,
@@ -790,11 +794,11 @@ class MongoSessionService(BaseSessionService):
         key = lookup_key(app_name, user_id, session_id)
         if key is None:
             return
-        async with self._backends.in_call() as backend:
-            try:
-                await deletion.remove_session(backend.connection, key)
-            finally:
-                self._backends.forget(*key)
+        backend = await self._backends.backend()
+        try:
+            await deletion.remove_session(backend.connection, key)
+        finally:
+            self._backends.forget(*key)
 
     @override
     async def flush(self) -> None:
@@ -838,11 +842,11 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         now = self._backends.clock.now()
         fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
-        async with self._backends.in_call() as backend:
-            if (lasts := fields.get("ttl")) is not None:
-                fields["expire_time"] = backend.connection.clock.now() + lasts
-            found = await update_details(backend.connection, key, fields)
-            backend.sweep.expect(found.get("expire_time"))
+        backend = await self._backends.backend()
+        if (lasts := fields.get("ttl")) is not None:
+            fields["expire_time"] = backend.connection.clock.now() + lasts
+        found = await update_details(backend.connection, key, fields)
+        backend.sweep.expect(found.get("expire_time"))
         return documents.summary(found, self._hooks)
 
     @traced
@@ -910,10 +914,10 @@ class MongoSessionService(BaseSessionService):
             newest_first=newest_first,
             hooks=self._hooks,
         )
-        async with self._backends.in_call() as backend:
-            return await search.load_page(
-                backend.connection, wanted, page_token, limit, with_state=with_state
-            )
+        backend = await self._backends.backend()
+        return await search.load_page(
+            backend.connection, wanted, page_token, limit, with_state=with_state
+        )
 
     @traced
     async def get_event(
@@ -928,8 +932,8 @@ class MongoSessionService(BaseSessionService):
         id_ = lookup_id("event_id", event_id)
         if key is None or id_ is None:
             return None
-        async with self._backends.in_call() as backend:
-            return await backend.reads.load_event(key, id_)
+        backend = await self._backends.backend()
+        return await backend.reads.load_event(key, id_)
 
     def iter_events(
         self,
@@ -993,16 +997,16 @@ class MongoSessionService(BaseSessionService):
         while left != 0:
             named = key.app_name, key.session_id
             with Operation("iter_events", self.database_name, *named):
-                async with self._backends.in_call() as backend:
-                    if pages is None:
-                        pages = await event_log.select_events(
-                            backend.connection,
-                            key,
-                            wanted,
-                            invocation_id,
-                            rewound=rewound,
-                        )
-                    page = await anext(pages, None)
+                backend = await self._backends.backend()
+                if pages is None:
+                    pages = await event_log.select_events(
+                        backend.connection,
+                        key,
+                        wanted,
+                        invocation_id,
+                        rewound=rewound,
+                    )
+                page = await anext(pages, None)
             if page is None:
                 return
             for each in page:
@@ -1031,12 +1035,12 @@ class MongoSessionService(BaseSessionService):
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
             with Operation("iter_user_events", self.database_name, app_name):
-                async with self._backends.in_call() as backend:
-                    if pages is None:
-                        pages = event_log.read_user_log(
-                            backend.connection, app_name, user_id
-                        )
-                    page = await anext(pages, None)
+                backend = await self._backends.backend()
+                if pages is None:
+                    pages = event_log.read_user_log(
+                        backend.connection, app_name, user_id
+                    )
+                page = await anext(pages, None)
             if page is None:
                 return
             for each in page:
@@ -1063,8 +1067,8 @@ class MongoSessionService(BaseSessionService):
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
-        async with self._backends.in_call() as backend:
-            found = await event_log.load_session_at(backend.connection, key, revision)
+        backend = await self._backends.backend()
+        found = await event_log.load_session_at(backend.connection, key, revision)
         return to_session(found.session) if found else None
 
     @traced
@@ -1110,10 +1114,10 @@ class MongoSessionService(BaseSessionService):
             if at_revision is not None:
                 raise InvalidInputError(f"Give at_revision or {name}, not both.")
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
-        async with self._backends.in_call() as backend:
-            await copy_session(backend.connection, key, target, until)
-            with reporting_stored_unread():
-                stored = await backend.reads.load_session(target)
+        backend = await self._backends.backend()
+        await copy_session(backend.connection, key, target, until)
+        with reporting_stored_unread():
+            stored = await backend.reads.load_session(target)
         if stored is None:
             raise session_not_found_error(target.session_id)
         return to_session(stored)
@@ -1172,11 +1176,11 @@ class MongoSessionService(BaseSessionService):
         if older_than is not None:
             age = metadata.check_duration("older_than", older_than)
         is_dry_run = validation.check_flag("dry_run", dry_run)
-        async with self._backends.in_call() as backend:
-            connection = backend.connection
-            before_time = None if age is None else await connection.ask_time() - age
-            criterion = trim.Criterion(keep_last, before_revision, before_time)
-            return await trim.trim(connection, key, criterion, is_dry_run=is_dry_run)
+        backend = await self._backends.backend()
+        connection = backend.connection
+        before_time = None if age is None else await connection.ask_time() - age
+        criterion = trim.Criterion(keep_last, before_revision, before_time)
+        return await trim.trim(connection, key, criterion, is_dry_run=is_dry_run)
 
     @traced
     async def redact_events(
@@ -1238,16 +1242,16 @@ class MongoSessionService(BaseSessionService):
         replacement = validation.check_text("replacement", replacement)
         validation.check_flag("state", state)
         validation.check_flag("forks", forks)
-        async with self._backends.in_call() as backend:
-            connection = backend.connection
-            part = await redaction.find_part(connection, key, wanted)
-            found = await redaction.preview(connection, part, replacement, forks=forks)
-            try:
-                count = await redaction.redact(
-                    connection, part, replacement, state=state, forks=forks
-                )
-            finally:
-                self._backends.forget(*(key[:2] if forks else key))
+        backend = await self._backends.backend()
+        connection = backend.connection
+        part = await redaction.find_part(connection, key, wanted)
+        found = await redaction.preview(connection, part, replacement, forks=forks)
+        try:
+            count = await redaction.redact(
+                connection, part, replacement, state=state, forks=forks
+            )
+        finally:
+            self._backends.forget(*(key[:2] if forks else key))
         if found.state_keys and not state:
             logger.warning(
                 "Values of redacted events of session %s are still in its state, under"
@@ -1302,20 +1306,20 @@ class MongoSessionService(BaseSessionService):
             validation.check_callable("progress", progress)
         is_dry_run = validation.check_flag("dry_run", dry_run)
         pruned = Pruned()
-        async with self._backends.in_call() as backend:
-            now = await backend.connection.ask_time()
-            criteria = deletion.prune_criteria(app_name, idle_for, created_before, now)
-            steps = deletion.prune_sessions(
-                backend.connection, criteria, is_dry_run=is_dry_run
+        backend = await self._backends.backend()
+        now = await backend.connection.ask_time()
+        criteria = deletion.prune_criteria(app_name, idle_for, created_before, now)
+        steps = deletion.prune_sessions(
+            backend.connection, criteria, is_dry_run=is_dry_run
+        )
+        async for step in steps:
+            pruned = Pruned(
+                pruned.sessions + step.sessions, pruned.events + step.events
             )
-            async for step in steps:
-                pruned = Pruned(
-                    pruned.sessions + step.sessions, pruned.events + step.events
-                )
-                if progress is not None:
-                    progress(pruned)
-            if not is_dry_run:
-                await remove_silent_waiters(backend.connection)
+            if progress is not None:
+                progress(pruned)
+        if not is_dry_run:
+            await remove_silent_waiters(backend.connection)
         return pruned
 
     @traced
@@ -1345,11 +1349,11 @@ class MongoSessionService(BaseSessionService):
         return await self._erase(check_id("app_name", app_name), None)
 
     async def _erase(self, app_name: str, user_id: str | None) -> Erased:
-        async with self._backends.in_call() as backend:
-            try:
-                return await erase_owner(backend.connection, app_name, user_id)
-            finally:
-                self._backends.forget(app_name, user_id)
+        backend = await self._backends.backend()
+        try:
+            return await erase_owner(backend.connection, app_name, user_id)
+        finally:
+            self._backends.forget(app_name, user_id)
 
     def watch(
         self,
@@ -1506,8 +1510,8 @@ class MongoSessionService(BaseSessionService):
         Raises:
             ConfigurationError: in a standalone server, and mongomock, there are none.
         """
-        async with self._backends.in_call() as backend:
-            return await load_statuses(backend.connection)
+        backend = await self._backends.backend()
+        return await load_statuses(backend.connection)
 
     def feed_stats(self) -> FeedStats:
         """The change feed's statistics; cheap enough to read every second."""

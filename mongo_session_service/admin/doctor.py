@@ -17,6 +17,7 @@ from typing import Final
 
 from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
+from mongo_session_service.backend import Stage
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema import setup
@@ -229,9 +230,9 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         ConfigurationError: it never can, or not from this event loop.
     """
     # Unchecked: what a call would refuse is a finding.
-    async with backends_of(service).in_unchecked_call() as opened:
-        storage = opened.connection
-        is_standalone = server.is_standalone(await server.examined_hello(storage))
+    opened = await backends_of(service).backend(Stage.OPENED)
+    storage = opened.connection
+    is_standalone = server.is_standalone(await server.examined_hello(storage))
     for name, check in CHECKS.items():
         try:
             async with storage.translating_errors():

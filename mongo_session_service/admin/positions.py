@@ -26,9 +26,9 @@ async def start_position(
     service: MongoSessionService, to: Literal["now", "beginning"] | float
 ) -> Position:
     """Make the position before all, before what is new, or before a time's changes."""
-    async with backends_of(service).in_call() as opened:
-        now = await opened.connection.latest_time()
-        window = await opened.connection.oplog_window_if_known()
+    opened = await backends_of(service).backend()
+    now = await opened.connection.latest_time()
+    window = await opened.connection.oplog_window_if_known()
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":
@@ -46,8 +46,8 @@ async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     """Count the events that a consumer gets which reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
     counting = Query("events", wanted, then=({"$count": "events"},))
-    async with backends_of(service).in_call() as opened:
-        (found,) = await opened.connection.read(counting)
+    opened = await backends_of(service).backend()
+    (found,) = await opened.connection.read(counting)
     return found[0]["events"] if found else 0
 
 
@@ -70,15 +70,15 @@ async def _claimed(
 ) -> AsyncIterator[Checkpoint]:
     """Hold a consumer's name, so that nobody reads under it meanwhile."""
     who = f"Consumer {quoted(name)}"
-    async with backends_of(service).in_call() as opened:
-        stored = await opened.connection.find_one(Query("checkpoints", {"_id": name}))
-        if stored is None:
-            raise MongoSessionServiceError(f"{who} does not exist.")
-        settings = ConsumerSettings(name, stored["app_name"])
-        checkpoint = Checkpoint(opened.connection, settings)
-        if not await checkpoint.claim():
-            raise MongoSessionServiceError(f"{who} runs: stop its program first.")
-        try:
-            yield checkpoint
-        finally:
-            await checkpoint.release()
+    opened = await backends_of(service).backend()
+    stored = await opened.connection.find_one(Query("checkpoints", {"_id": name}))
+    if stored is None:
+        raise MongoSessionServiceError(f"{who} does not exist.")
+    settings = ConsumerSettings(name, stored["app_name"])
+    checkpoint = Checkpoint(opened.connection, settings)
+    if not await checkpoint.claim():
+        raise MongoSessionServiceError(f"{who} runs: stop its program first.")
+    try:
+        yield checkpoint
+    finally:
+        await checkpoint.release()

@@ -39,19 +39,19 @@ async def count_apps(
     service: MongoSessionService, user_id: str | None
 ) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
-    async with backends_of(service).in_call() as opened:
-        return await search.count_by_app(opened.connection, user_id)
+    opened = await backends_of(service).backend()
+    return await search.count_by_app(opened.connection, user_id)
 
 
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
     shared = queries.shared_state_queries(key.app_name, key.user_id)
-    async with backends_of(service).in_call() as opened:
-        storage = opened.connection
-        session, *states = await storage.read(own, *shared)
-        both, now, hooks = chain(*states), storage.clock.now(), storage.hooks
-        for decoded in documents.decode_sessions(session, both, now, hooks):
-            return documents.summary(session[0], hooks, decoded.state)
+    opened = await backends_of(service).backend()
+    storage = opened.connection
+    session, *states = await storage.read(own, *shared)
+    both, now, hooks = chain(*states), storage.clock.now(), storage.hooks
+    for decoded in documents.decode_sessions(session, both, now, hooks):
+        return documents.summary(session[0], hooks, decoded.state)
     raise session_not_found_error(key.session_id)
 
 
@@ -73,11 +73,11 @@ async def iter_stored_events(
     """Read a session's log from a revision to that of its summary, in flat memory."""
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1)
-    async with backends_of(service).in_call() as opened:
-        storage = opened.connection
-        async for page in read_log(storage, key, wanted, created=of.create_time):
-            for each in page:
-                yield _stored_event(each, storage.hooks)
+    opened = await backends_of(service).backend()
+    storage = opened.connection
+    async for page in read_log(storage, key, wanted, created=of.create_time):
+        for each in page:
+            yield _stored_event(each, storage.hooks)
 
 
 def _stored_event(stored: Document, hooks: Hooks) -> LoggedEvent:
@@ -102,8 +102,8 @@ async def fork_unread(
     revision: int | None,
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
-    async with backends_of(service).in_call() as opened:
-        await copy_session(opened.connection, source, target, revision)
+    opened = await backends_of(service).backend()
+    await copy_session(opened.connection, source, target, revision)
 
 
 async def preview_redaction(
@@ -114,10 +114,10 @@ async def preview_redaction(
     *,
     forks: bool,
 ) -> Redactable:
-    async with backends_of(service).in_call() as opened:
-        storage = opened.connection
-        part = await redaction.find_part(storage, key, wanted)
-        return await redaction.preview(storage, part, replacement, forks=forks)
+    opened = await backends_of(service).backend()
+    storage = opened.connection
+    part = await redaction.find_part(storage, key, wanted)
+    return await redaction.preview(storage, part, replacement, forks=forks)
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
@@ -151,20 +151,20 @@ async def count_erasable(
             Query("app_states", {"_id": app_name}, then=_COUNT),
             Query("checkpoints", {"app_name": app_name}, then=_COUNT),
         ]
-    async with backends_of(service).in_call() as opened:
-        logged, *others = await opened.connection.read(*counting)
-        states, dead, *of_app = (each[0]["n"] if each else 0 for each in others)
-        app_states, readers = of_app or (0, 0)
-        counts = Erased(
-            sessions=logged[0]["sessions"] if logged else 0,
-            events=logged[0]["events"] if logged else 0,
-            user_states=states,
-            app_states=app_states,
-            dead_letters=dead,
-            checkpoints=readers,
-        )
-        if counts == NOTHING and await recorded_version(opened.connection) is None:
-            return None
+    opened = await backends_of(service).backend()
+    logged, *others = await opened.connection.read(*counting)
+    states, dead, *of_app = (each[0]["n"] if each else 0 for each in others)
+    app_states, readers = of_app or (0, 0)
+    counts = Erased(
+        sessions=logged[0]["sessions"] if logged else 0,
+        events=logged[0]["events"] if logged else 0,
+        user_states=states,
+        app_states=app_states,
+        dead_letters=dead,
+        checkpoints=readers,
+    )
+    if counts == NOTHING and await recorded_version(opened.connection) is None:
+        return None
     return counts
 
 
@@ -172,11 +172,11 @@ async def _count_erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
-    async with backends_of(service).in_call() as opened:
-        wanted = {"_id": key.id, **deletion.deletable(opened.connection)}
-        found = await opened.connection.find_one(
-            Query("sessions", wanted, fields=deletion.LENGTH)
-        )
+    opened = await backends_of(service).backend()
+    wanted = {"_id": key.id, **deletion.deletable(opened.connection)}
+    found = await opened.connection.find_one(
+        Query("sessions", wanted, fields=deletion.LENGTH)
+    )
     if found is None:
         return None
     if not deletion.is_session(found):
@@ -209,11 +209,11 @@ class SchemaContents:
 
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
-    async with backends_of(service).in_call() as opened:
-        there = await server.collection_names(opened.connection)
-        missing = await missing_indexes(opened.connection)
-        version = await recorded_version(opened.connection)
-        prefix = opened.connection.prefix
+    opened = await backends_of(service).backend()
+    there = await server.collection_names(opened.connection)
+    missing = await missing_indexes(opened.connection)
+    version = await recorded_version(opened.connection)
+    prefix = opened.connection.prefix
     lacking = {f"{prefix}{each.collection}.{each.name}" for each in missing}
     names = {f"{prefix}{each}" for each in there}
     return SchemaContents(frozenset(names), frozenset(lacking), version)

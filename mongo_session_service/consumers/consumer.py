@@ -144,8 +144,8 @@ class Consumer:
 
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
-            async with self._backends.in_call() as opened:
-                await start_at_present(opened.connection, self._settings)
+            opened = await self._backends.backend()
+            await start_at_present(opened.connection, self._settings)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -300,10 +300,10 @@ class Consumer:
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
-        async with self._backends.in_call() as opened:
-            found = dead_letters.load_dead_letters(opened.connection, self.name)
-            async for letter in found:
-                yield letter
+        opened = await self._backends.backend()
+        found = dead_letters.load_dead_letters(opened.connection, self.name)
+        async for letter in found:
+            yield letter
 
     async def replay_dead_letters(
         self, handler: Handler, *, transactional: bool = False
@@ -324,10 +324,10 @@ class Consumer:
         """
         check_flag("transactional", transactional)
         check_handler(handler, transactional=transactional)
-        async with self._backends.in_call() as opened:
-            return await dead_letters.replay_dead_letters(
-                opened.connection, self.name, handler, transactional=transactional
-            )
+        opened = await self._backends.backend()
+        return await dead_letters.replay_dead_letters(
+            opened.connection, self.name, handler, transactional=transactional
+        )
 
     async def _open(self) -> bool:
         """Acquire the name if it does not have it; False if it was closed meanwhile.
@@ -640,25 +640,25 @@ async def _claim_name(
     backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
 ) -> Checkpoint:
     """Wait for the name, and find the position to resume at."""
-    async with backends.in_call() as opened:
-        storage = opened.connection
-        storage.check_watchable()
-        checkpoint = Checkpoint(storage, settings)
-        stands_by = False
-        try:
-            # Another process sends no signal.
-            while not await checkpoint.claim():
-                if not stands_by:
-                    stands_by = True
-                    standing_by = "Consumer %r stands by: another reader has its name."
-                    logger.info(standing_by, settings.name)
-                await asyncio.sleep(storage.limits.consumer_poll_seconds)
-            if stands_by:
-                logger.info("Consumer %r takes over.", settings.name)
-            renewer.add_lease(checkpoint.lease)
-            await checkpoint.resume()
-        except BaseException:
-            renewer.discard_lease(checkpoint.lease)
-            await uninterrupted(checkpoint.release())
-            raise
-        return checkpoint
+    opened = await backends.backend()
+    storage = opened.connection
+    storage.check_watchable()
+    checkpoint = Checkpoint(storage, settings)
+    stands_by = False
+    try:
+        # Another process sends no signal.
+        while not await checkpoint.claim():
+            if not stands_by:
+                stands_by = True
+                standing_by = "Consumer %r stands by: another reader has its name."
+                logger.info(standing_by, settings.name)
+            await asyncio.sleep(storage.limits.consumer_poll_seconds)
+        if stands_by:
+            logger.info("Consumer %r takes over.", settings.name)
+        renewer.add_lease(checkpoint.lease)
+        await checkpoint.resume()
+    except BaseException:
+        renewer.discard_lease(checkpoint.lease)
+        await uninterrupted(checkpoint.release())
+        raise
+    return checkpoint

@@ -120,9 +120,9 @@ class Subscription:
         raise StopAsyncIteration
 
     async def _begin(self) -> None:
-        async with self._feeds.backends.in_call() as backend:
-            await self._open_inbox(backend)
-            self._since = await backend.connection.latest_time(patient=True)
+        backend = await self._feeds.backends.backend()
+        await self._open_inbox(backend)
+        self._since = await backend.connection.latest_time(patient=True)
 
     async def _open_inbox(self, backend: Backend) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
@@ -234,16 +234,16 @@ class SessionSubscription(Subscription):
 
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
-        async with self._feeds.backends.in_call() as backend:
-            # A new inbox: the old one may have overflowed with what is read here.
-            position = await self._open_inbox(backend)
-            view = await load_view(
-                backend,
-                self._key,
-                self._revision,
-                position,
-                with_partials=self._wants_partials,
-            )
+        backend = await self._feeds.backends.backend()
+        # A new inbox: the old one may have overflowed with what is read here.
+        position = await self._open_inbox(backend)
+        view = await load_view(
+            backend,
+            self._key,
+            self._revision,
+            position,
+            with_partials=self._wants_partials,
+        )
         if self._is_closed:
             return
         if self._create_time is None:

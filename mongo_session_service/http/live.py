@@ -155,8 +155,8 @@ class AllSessions(SessionResources):
         shown = []
         query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
         async with self.answer_in_time():
-            async with backends_of(self.service).in_call() as backend:
-                names = await search.list_apps(backend.connection)
+            backend = await backends_of(self.service).backend()
+            names = await search.list_apps(backend.connection)
             for name in filter(partial(lookup_id, "app_name"), names):
                 scope = Scope(name, self.within.user_id)
                 if self.within.app_name not in {None, name}:
@@ -218,8 +218,8 @@ class AllSessions(SessionResources):
         """Name what the page is limited to, and the database if that may be known."""
         place = None
         if self.shows_place:
-            async with backends_of(self.service).in_call() as backend:
-                server = ", ".join(backend.connection.servers)
+            backend = await backends_of(self.service).backend()
+            server = ", ".join(backend.connection.servers)
             place = {"name": self.service.database_name, "server": server}
         app_name, user_id, _ = self.within
         return {

@@ -688,10 +688,10 @@ class SessionResources:
         self, app_name: str, user_id: str | None, session_id: str
     ) -> list[dict[str, Any]]:
         """Find the sessions of an app, or of a user of it, that have an id."""
-        async with backends_of(self.service).in_call() as backend:
-            found = await search.find_by_id(
-                backend.connection, app_name, user_id, session_id
-            )
+        backend = await backends_of(self.service).backend()
+        found = await search.find_by_id(
+            backend.connection, app_name, user_id, session_id
+        )
         return [summary_fields(each) for each in found]
 
     def share_of(self, key: SessionKey) -> Share:

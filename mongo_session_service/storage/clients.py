@@ -118,6 +118,11 @@ class Driver(Enum):
         return None
 
 
+def belongs_to_loop(client: Any) -> bool:
+    """Whether a client works in one event loop alone; mongomock's needs none."""
+    return Driver.detect(client) is not Driver.MOCK
+
+
 def warn_of_unused_concerns(client: Any) -> None:
     """Warn of a client's read preference and concerns that are not used."""
     if client.read_preference != ReadPreference.PRIMARY:

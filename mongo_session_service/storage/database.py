@@ -32,7 +32,7 @@ from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.records import SHARD_KEY, Document
 from mongo_session_service.storage import clients, failures
 from mongo_session_service.storage.clients import Driver
-from mongo_session_service.storage.tasks import uninterrupted
+from mongo_session_service.storage.tasks import SwallowedCancellation, uninterrupted
 
 _BREAK: Final = 1.5
 """Seconds without an answer after which MongoDB may have been away meanwhile."""
@@ -248,8 +248,9 @@ class Database:
     async def ask_time(self) -> float:
         """Return the server's time, and set the service's clock by it."""
         if self.driver is not Driver.MOCK:
-            async with self.translating_errors():
-                self.clock.set_by(await self.client.admin.command("hello"))
+            with SwallowedCancellation():
+                async with self.translating_errors():
+                    self.clock.set_by(await self.client.admin.command("hello"))
         return self.clock.now()
 
     def with_default_codec(self, collection: Any) -> Any:

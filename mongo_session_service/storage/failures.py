@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import Enum, auto
 from itertools import count
 from types import TracebackType
@@ -518,9 +518,7 @@ async def repeat(
     waiting = pauses() if patient else iter(REPEAT_PAUSES)
     while True:
         try:
-            # An attempt to write has a task of its own, which nobody cancels; and the
-            # call of the impatient ends soon, and looks then.
-            with SwallowedCancellation() if patient else nullcontext():
+            with SwallowedCancellation():
                 return await work()
         except PyMongoError as error:
             failure = await renew_after_logout(client, error)

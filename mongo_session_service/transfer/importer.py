@@ -168,23 +168,23 @@ async def move(
             A dry run reports such problems instead.
     """
     # Before setup: that would create indexes on another service's collections.
-    async with backends_of(service).in_call() as opened:
-        connection = opened.connection
-        target = ImportTarget(connection, is_read_only=policies.is_dry_run)
-        importer = _Importer(target, policies, on_problem)
-        await target.refuse_other_layouts()
-        if not policies.is_dry_run:
-            await service.setup()
-        batches = encoded_batches(source, selection, target.hooks)
-        try:
-            async with aclosing(_read_ahead(batches)) as reading:
-                async for batch in reading:
-                    await importer.store_batch(batch)
-                    on_progress(importer.moved)
-        except TransferError:
-            with suppress(StorageError):  # else it expires
-                await target.release_places()
-            raise
+    opened = await backends_of(service).backend()
+    connection = opened.connection
+    target = ImportTarget(connection, is_read_only=policies.is_dry_run)
+    importer = _Importer(target, policies, on_problem)
+    await target.refuse_other_layouts()
+    if not policies.is_dry_run:
+        await service.setup()
+    batches = encoded_batches(source, selection, target.hooks)
+    try:
+        async with aclosing(_read_ahead(batches)) as reading:
+            async for batch in reading:
+                await importer.store_batch(batch)
+                on_progress(importer.moved)
+    except TransferError:
+        with suppress(StorageError):  # else it expires
+            await target.release_places()
+        raise
     return importer.moved
 
 

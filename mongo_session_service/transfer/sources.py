@@ -302,8 +302,8 @@ class StoreSource(BaseSource):
 
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
-        async with backends_of(self._service).in_call() as opened:
-            self.storage: Storage = opened.connection
+        opened = await backends_of(self._service).backend()
+        self.storage: Storage = opened.connection
 
     @override
     async def count_events(self, selection: Selection) -> int:

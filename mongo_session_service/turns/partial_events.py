@@ -221,8 +221,8 @@ class PartialWriter:
 
     async def _keep_writing(self, backends: Backends) -> None:
         while self._queues or self._unwritten:
-            async with backends.in_call() as backend:
-                storage = backend.connection
+            backend = await backends.backend()
+            storage = backend.connection
             queues, self._queues = self._queues, {}
             if not storage.has_transactions:
                 return  # nobody can watch

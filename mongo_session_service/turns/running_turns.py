@@ -363,8 +363,8 @@ class RunningTurns:
 
     async def start(self, running: RunningTurn) -> None:
         """Begin a turn, and watch for requests to stop it."""
-        async with self.backends.in_call() as backend:
-            here = backend.part(_LoopTurns)
+        backend = await self.backends.backend()
+        here = backend.part(_LoopTurns)
         await running.begin(here.writer)
         here.turns.add(running)
         if here.polling is None or here.polling.done():
@@ -400,10 +400,10 @@ class RunningTurns:
         pause = 0.0
         while here.turns:
             with suppress(MongoSessionServiceError):  # it looks again soon
-                async with self.backends.in_call() as backend:
-                    pause = backend.connection.limits.stop_poll_seconds
-                    keys = [each.turn.key for each in here.turns]
-                    stops = await requested_stops(backend.connection, keys)
+                backend = await self.backends.backend()
+                pause = backend.connection.limits.stop_poll_seconds
+                keys = [each.turn.key for each in here.turns]
+                stops = await requested_stops(backend.connection, keys)
                 for each in here.turns:
                     epoch, reason = stops.get(each.turn.key, (0, None))
                     if epoch == each.epoch:

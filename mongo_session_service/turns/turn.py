@@ -26,7 +26,7 @@ from typing import Final
 from google.adk.events.event import Event
 from google.adk.sessions.session import Session
 
-from mongo_session_service.backend import Backend, Backends
+from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.codec.partials import decode_turn, encode_turn
@@ -139,12 +139,12 @@ class Turn:
         return self._lease.connection.limits
 
     async def load_own_events(self) -> list[Event]:
-        async with self.turns.backends.in_call() as backend:
-            fields = (queries.TURN_FIRST_REVISION,)
-            query = Query("sessions", {"_id": self.key.id}, fields=fields)
-            session = await backend.connection.find_one(query) or {}
-            self._first_revision = session.get("turn", {}).get("first_revision", 0)
-            return self._own_events(await self._load(backend))
+        backend = await self.turns.backends.backend()
+        fields = (queries.TURN_FIRST_REVISION,)
+        query = Query("sessions", {"_id": self.key.id}, fields=fields)
+        session = await backend.connection.find_one(query) or {}
+        self._first_revision = session.get("turn", {}).get("first_revision", 0)
+        return self._own_events(await self._load(backend))
 
     def set_status(
         self, status: TurnPhase, reason: str | None = None, error: str | None = None
@@ -167,19 +167,19 @@ class Turn:
             return None
         new = {"_id": self.key.id, "turn.resumed": {"$ne": invocation_id}}
         change = {"$set": {"turn.resumed": invocation_id}}
-        async with self.turns.backends.in_call() as backend:
-            (found,) = await backend.connection.commit(Update("sessions", new, change))
+        backend = await self.turns.backends.backend()
+        (found,) = await backend.connection.commit(Update("sessions", new, change))
         return invocation_id if found else None
 
     async def append_event(self, event: Event) -> None:
         """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
-        async with self.turns.backends.in_write() as backend:
-            end = to_session(await backend.reads.load_end(self.key))
-            event = with_reason(event, self.info.reason)
-            await backend.appender.append(
-                self.key, end, event, self.fence, started, is_rebasing=True
-            )
+        backend = await self.turns.backends.backend(Stage.SET_UP)
+        end = to_session(await backend.reads.load_end(self.key))
+        event = with_reason(event, self.info.reason)
+        await backend.appender.append(
+            self.key, end, event, self.fence, started, is_rebasing=True
+        )
 
     def extend(self, started: float) -> None:
         """An append in its body, which began then, has renewed it."""
@@ -191,15 +191,15 @@ class Turn:
             raise MongoSessionServiceError(_NESTED.format(quoted(session_id)))
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name, session_id):
-            async with self.turns.backends.in_call() as backend:
-                storage = backend.connection
-                self._lease = storage.lease("sessions", self.key.id, "turn.")
-                self._line = backend.part(WaitingLine, storage)
-                try:
-                    session = await self._begin_turn(backend)
-                except BaseException:
-                    await self._end_turn()
-                    raise
+            backend = await self.turns.backends.backend()
+            storage = backend.connection
+            self._lease = storage.lease("sessions", self.key.id, "turn.")
+            self._line = backend.part(WaitingLine, storage)
+            try:
+                session = await self._begin_turn(backend)
+            except BaseException:
+                await self._end_turn()
+                raise
         _held.set((*_held.get(), self))
         return session
 
@@ -342,11 +342,11 @@ class Turn:
 
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
-        async with self.turns.backends.in_call() as backend:
-            self._lease.connection = backend.connection
-            ended = encode_turn(self.info)
-            await self._lease.release_lease(ended, forget=("stop", "first_revision"))
-            await self._return_ticket()
+        backend = await self.turns.backends.backend()
+        self._lease.connection = backend.connection
+        ended = encode_turn(self.info)
+        await self._lease.release_lease(ended, forget=("stop", "first_revision"))
+        await self._return_ticket()
 
 
 async def request_stop(storage: Storage, key: SessionKey, reason: str | None) -> bool:

@@ -19,5 +19,5 @@ async def test_a_first_write_creates_the_indexes(ours: MongoSessionService) -> N
     """None is missing after it, with every driver."""
     await ours.create_session(app_name="app", user_id="ada")
 
-    async with backends_of(ours).in_call() as backend:
-        assert await missing_indexes(backend.connection) == []
+    backend = await backends_of(ours).backend()
+    assert await missing_indexes(backend.connection) == []

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.limits(**QUICK)
 async def connection(victim: MongoSessionService) -> Storage:
     """Of a service with a session."""
     await victim.create_session(**SESSION)
-    async with backends_of(victim).in_call() as opened:
-        return opened.connection
+    opened = await backends_of(victim).backend()
+    return opened.connection
 
 
 def opened_at(connection: Storage, at: Timestamp) -> Stream:
@@ -85,8 +85,8 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
     with closing(AsyncIOMotorClient(mongodb_uri)) as client:
         service = MongoSessionService(client=client, database=database, _limits=limits)
         await service.create_session(**SESSION)
-        async with backends_of(service).in_call() as opened:
-            now = await opened.connection.latest_time()
+        opened = await backends_of(service).backend()
+        now = await opened.connection.latest_time()
         for milliseconds in range(10):
             changes = opened_at(opened.connection, now)
             with suppress(TimeoutError):

@@ -249,8 +249,8 @@ async def test_expired_sessions_are_found_by_their_index(
     """However many sessions there are, a prune or a sweep reads no other."""
     for _ in range(20):
         await service.create_session(app_name="app", user_id="user")
-    async with backends_of(service).in_call() as backend:
-        connection = backend.connection
+    backend = await backends_of(service).backend()
+    connection = backend.connection
     admin[database].command("profile", 2)
 
     await service.prune()

@@ -87,10 +87,10 @@ async def test_a_late_step_removes_nothing_of_a_new_session(
     await service.delete_session(**IDS)
     await fill(service, 3)
 
-    async with backends_of(service).in_call() as backend:
-        removed = await trim.remove_trimmed(
-            backend.connection, KEY, old.last_update_time, 2
-        )
+    backend = await backends_of(service).backend()
+    removed = await trim.remove_trimmed(
+        backend.connection, KEY, old.last_update_time, 2
+    )
 
     assert removed == 0
     assert await revisions(service) == [1, 2, 3]

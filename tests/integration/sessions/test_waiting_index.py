@@ -129,10 +129,10 @@ async def test_a_sessions_waiting_calls_are_those_of_its_log(
             fork = {"new_session_id": f"f{number}", "at_revision": number - 3}
             await service.fork_session(**KEY, **fork)
         forks = [f"f{it}" for it in range(40, number + 1, 40) if number % 40 == 0]
-        async with backends_of(service).in_call() as backend:
-            for each in "s", *forks:
-                one = key._replace(session_id=each)
-                assert not await refresh_waiting(backend.connection, one)
+        backend = await backends_of(service).backend()
+        for each in "s", *forks:
+            one = key._replace(session_id=each)
+            assert not await refresh_waiting(backend.connection, one)
     assert await waiting(service)
 
 

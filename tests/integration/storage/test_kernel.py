@@ -33,10 +33,10 @@ pytestmark = pytest.mark.limits(page_events=3, removed_events=3, reply_documents
 @pytest.fixture
 async def storage(service: MongoSessionService) -> Storage:
     """Of a service with a few documents among its leases, by number."""
-    async with backends_of(service).in_call() as backend:
-        documents = [{"_id": n, "text": LONG if n == 1 else ""} for n in range(SOME)]
-        await backend.connection.commit(Insert("leases", documents))
-        return backend.connection
+    backend = await backends_of(service).backend()
+    documents = [{"_id": n, "text": LONG if n == 1 else ""} for n in range(SOME)]
+    await backend.connection.commit(Insert("leases", documents))
+    return backend.connection
 
 
 async def numbers(storage: Storage) -> list[int]:

@@ -197,8 +197,8 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
     """Their ids take 17 MB, more than a command: all are looked for and renewed."""
     parts = {name: letter * 4096 for name, letter in zip(IDS, "aus", strict=True)}
     await service.create_session(**parts)
-    async with service._backends.in_call() as backend:  # noqa: SLF001
-        connection = backend.connection
+    backend = await service._backends.backend()  # noqa: SLF001
+    connection = backend.connection
     key = SessionKey(**parts)
     async with service.turn(**parts):
         first = await waiting_line.draw_ticket(connection, key)
@@ -238,8 +238,8 @@ async def test_many_leases_of_long_ids_are_renewed(
     service: MongoSessionService,
 ) -> None:
     """The thread cuts its command as well."""
-    async with service._backends.in_call() as backend:  # noqa: SLF001
-        connection = backend.connection
+    backend = await service._backends.backend()  # noqa: SLF001
+    connection = backend.connection
     held = []
     for number in range(1400):
         lease = Lease(
