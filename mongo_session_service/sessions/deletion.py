@@ -33,11 +33,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import accumulate, islice
-from typing import Any, Final, Literal, NamedTuple
+from itertools import accumulate
+from typing import Final, Literal, NamedTuple
 
 from mongo_session_service.codec.document_size import cut_by_size
-from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
+from mongo_session_service.codec.documents import (
+    LOG_BEGINS,
+    TRIMMING,
+    key_of,
+    log_begins,
+)
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model import metadata
 from mongo_session_service.model.records import ANNOUNCES_REMOVAL, Document, SessionKey
@@ -49,6 +54,7 @@ from mongo_session_service.storage.failures import reporting_partial_removal
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Delete,
+    DuplicateError,
     Insert,
     Query,
     RefusedError,
@@ -91,17 +97,10 @@ class Reservations:
     """Seconds until a reservation expires, unless it is renewed."""
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def new_document(self, storage: Storage, id_: Document) -> Document:
+    def new_fields(self, storage: Storage) -> Document:
+        """The fields of a reservation that is made, renewed or taken over now."""
         expire_time = storage.clock.now() + self.lifetime
-        return {"_id": id_, **self._fields(expire_time)}
-
-    def renewal_update(self, storage: Storage) -> Document | list[Document]:
-        """The update that renews a reservation, or takes over another holder's."""
-        if storage.is_mock:
-            expire_time: Any = storage.clock.now() + self.lifetime
-            return {"$set": self._fields(expire_time)}
-        # By the server's clock, which decides when a reservation is removed.
-        return [{"$set": self._fields({"$add": [queries.SERVER_TIME, self.lifetime]})}]
+        return {"expire_time": expire_time, "steps": 0, self.holder_field: self.holder}
 
     def held_filter(self, key: SessionKey, holder: str | None = None) -> Document:
         """The filter for a session's reservation, as long as its holder has it.
@@ -110,9 +109,6 @@ class Reservations:
         """
         own = {"_id": key.id, self.holder_field: holder or self.holder}
         return {**own, "expire_time": {"$gt": TOMBSTONE_TIME}}
-
-    def _fields(self, expire_time: Any) -> Document:
-        return {"expire_time": expire_time, "steps": 0, self.holder_field: self.holder}
 
 
 class Removal(NamedTuple):
@@ -142,6 +138,10 @@ def is_session(document: Document) -> bool:
 
 def tombstone_filter(id_: Document) -> Document:
     return {"_id": id_, **queries.expired_filter(TOMBSTONE_TIME)}
+
+
+def _tombstone(id_: Document) -> Document:
+    return {"_id": id_, "expire_time": TOMBSTONE_TIME, "steps": 0}
 
 
 def _placeholder_filter(id_: Document) -> Document:
@@ -218,10 +218,11 @@ async def _remove_short(
     placeholders = [each for each in found if not is_session(each)]
     sessions = [each for each in found if is_session(each)]
     totals = accumulate(map(stored_events, sessions))
-    most = storage.limits.removed_events
-    short = [it for it, events in zip(sessions, totals, strict=True) if events <= most]
     # Without transactions, a crash in between would leave events without a session.
-    if storage.has_transactions and short:
+    most = storage.limits.removed_events if storage.has_transactions else -1
+    short = [it for it, events in zip(sessions, totals, strict=True) if events <= most]
+    count = len(short)
+    if short:
         ids = [each["_id"] for each in short]
         logs = [queries.all_events(SessionKey(**id_)) for id_ in ids]
         await tx.write(
@@ -229,15 +230,11 @@ async def _remove_short(
             Delete("events", queries.any_of(logs), many=True),
             *_partials_removal(short),
         )
-        count = len(short)
     elif sessions:
         count = await _replace_with_tombstone(storage, sessions[0], wanted, tx)
         placeholders += sessions[:count]
-    else:
-        count = 0
     is_last = len(found) < SESSIONS_AT_ONCE and count == len(sessions)
-    events = sum(map(stored_events, short[:count])) if storage.has_transactions else 0
-    return Removal(count, events, is_last), placeholders
+    return Removal(count, sum(map(stored_events, short)), is_last), placeholders
 
 
 def _partials_removal(sessions: Sequence[Document]) -> list[Statement]:
@@ -259,15 +256,14 @@ async def _replace_with_tombstone(
     storage: Storage, session: Document, wanted: Document, tx: Transaction
 ) -> int:
     id_ = session["_id"]
-    tombstone = {"_id": id_, "expire_time": TOMBSTONE_TIME, "steps": 0}
     if not storage.has_transactions:
         still = {"$and": [{"_id": id_}, wanted]}
-        (count,) = await tx.write(Update("sessions", still, tombstone))
+        (count,) = await tx.write(Update("sessions", still, _tombstone(id_)))
         return count
     await tx.write(
         # A delete rather than a replace: the change feed reports deletes.
         Delete("sessions", {"_id": id_}),
-        Insert("sessions", [tombstone]),
+        Insert("sessions", [_tombstone(id_)]),
         *_partials_removal([session]),
     )
     return 1
@@ -283,15 +279,15 @@ async def _remove_placeholder(
     key = SessionKey(**document["_id"])
     fence = Update("sessions", _placeholder_filter(key.id), MAKE_TOMBSTONE)
     end = silent_removal(storage, key)
-    if FORK in document or IMPORT in document:
-        with reporting_partial_removal():
-            await storage.commit(fence)  # from now on its holder stores no more
+    is_reservation = FORK in document or IMPORT in document
     # A large initial state is kept beside the events.
     initial = Query("events", {"_id": key.event_id(0)}, fields=("_id",))
     log = Query("events", queries.events_after(key, 0), limit=1, fields=("_id",))
     with reporting_partial_removal():
+        if is_reservation:
+            await storage.commit(fence)  # from now on its holder stores no more
         apart, events = await storage.read(initial, log)
-    if events and (FORK in document or IMPORT in document):
+    if events and is_reservation:
         # Subscribers received these events, so they receive a "deleted" too.
         end = [Delete("sessions", _placeholder_filter(key.id))]
     surplus = len(apart)
@@ -342,7 +338,11 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
     with reporting_partial_removal():
         async for step in steps:
             sessions, events = sessions + step.sessions, events + step.events
-        events += await _remove_orphans(storage, wanted)
+        for orphan in await _find_orphans(storage, wanted):
+            with suppress(DuplicateError):  # a session has this id
+                await storage.commit(Insert("sessions", [_tombstone(orphan)]))
+            async for step in removals(storage, tombstone_filter(orphan)):
+                events += step.events
         users = await remove_all("user_states", states)
         await remove_all("imports", notes)
         await remove_all("leases", wanted)  # whom turns keep waiting
@@ -408,34 +408,15 @@ async def _position_without(
     return position | {"replayed": behind}
 
 
-async def _remove_orphans(storage: Storage, wanted: Document) -> int:
-    """Remove events without a session, as a crash may leave them; return how many."""
+async def _find_orphans(storage: Storage, wanted: Document) -> list[Document]:
+    """Find ids of events without a session, as a crash may leave them.
+
+    They may be those of new sessions, since no others are left.
+    """
     # The _id of an event begins with that of its session.
-    most, removed = storage.limits.removed_events, 0
-    query = Query("events", wanted, order=1, limit=most, fields=("_id",))
-
-    # In one transaction, or the events may belong to a new session by then.
-    async def remove_page(tx: Transaction) -> tuple[list[Document], int]:
-        found = [each["_id"] for each in await tx.find(query)]
-        orphans = await _select_orphans(tx, found) if found else []
-        if orphans:
-            await tx.write(Delete("events", {"_id": {"$in": orphans}}, many=True))
-        return found, len(orphans)
-
-    while True:
-        found, gone = await storage.run(remove_page)
-        removed += gone
-        if len(found) < most:
-            return removed
-        query = query.after(found[-1])
-
-
-async def _select_orphans(tx: Transaction, events: list[Document]) -> list[Document]:
-    keys = {SessionKey(*islice(each.values(), 3)) for each in events}
-    ids = [key.id for key in keys]
-    query = Query("sessions", {"_id": {"$in": ids}}, fields=("_id",))
-    keys -= {SessionKey(**each["_id"]) for each in await tx.find(query)}
-    return [each for each in events if SessionKey(*islice(each.values(), 3)) in keys]
+    query = Query("events", wanted, then=(queries.BY_SESSION,))
+    (found,) = await storage.read(query)
+    return [each["_id"] for each in found if key_of(each["_id"]) is not None]
 
 
 # --- Pruning ---
@@ -481,31 +462,24 @@ async def prune_sessions(
         expired = queries.expired_on_server_filter(storage)
         if criteria.app_name is not None:
             expired["_id.app_name"] = criteria.app_name
-        steps = (
-            _count_sessions(storage, expired)
-            if is_dry_run
-            else removals(storage, expired)
-        )
-        async for step in steps:
+        if is_dry_run:
+            query = Query("sessions", expired, then=(queries.COUNT_STAGE,))
+            (counts,) = await storage.read(query)
+            for each in counts:
+                yield Removal(each["sessions"], each["events"])
+            return
+        async for step in removals(storage, expired):
             yield step
         return
     async for found in _unwanted_sessions(storage, criteria, criteria.wanted):
         if is_dry_run:
             events = sum(each["revision"] - log_begins(each) for each in found)
-            yield Removal(len(found), events, is_last=False)
+            yield Removal(len(found), events)
         elif found:
             as_found = [{"_id": it["_id"], "revision": it["revision"]} for it in found]
             still = {**queries.any_of(as_found), **criteria.wanted}
             async for step in removals(storage, still):
                 yield step
-
-
-async def _count_sessions(storage: Storage, wanted: Document) -> AsyncIterator[Removal]:
-    (found,) = await storage.read(
-        Query("sessions", wanted, then=(queries.COUNT_STAGE,))
-    )
-    for counts in found:
-        yield Removal(counts["sessions"], counts["events"], is_last=True)
 
 
 async def _unwanted_sessions(
@@ -523,7 +497,9 @@ async def _unwanted_sessions(
         after: PagePosition | None = None
         is_last = False
         while not is_last:
-            page = await _find_page(storage, search, after)
+            query = search.page_query(after, limits.prune_page, storage.clock.now())
+            fields = ("create_time", "revision", LOG_BEGINS)
+            (page,) = await storage.read(replace(query, fields=fields))
             is_last = len(page) < limits.prune_page
             after = None if is_last else search.position_of(page[-1])
             for some in cut_by_size(page, limits.prune_batch):
@@ -538,16 +514,6 @@ async def _find_next_app(storage: Storage, after: str) -> str | None:
     return found["_id"]["app_name"] if found else None
 
 
-async def _find_page(
-    storage: Storage, search: Search, after: PagePosition | None
-) -> list[Document]:
-    size = storage.limits.prune_page
-    query = search.page_query(after, size, storage.clock.now(), with_state=False)
-    query = replace(query, fields=("create_time", "revision", LOG_BEGINS))
-    (found,) = await storage.read(query)
-    return found
-
-
 async def _select_idle(
     storage: Storage, idle_since: float | None, found: Sequence[Document]
 ) -> list[Document]:
@@ -557,7 +523,7 @@ async def _select_idle(
     later = {"event.timestamp": {"$gt": idle_since}}
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in found]
     wanted = queries.any_of([{**log, **later} for log in logs])
-    group = {"$group": {"_id": {name: f"$_id.{name}" for name in SessionKey._fields}}}
-    (alive,) = await storage.read(Query("events", wanted, then=(group,)))
+    query = Query("events", wanted, then=(queries.BY_SESSION,))
+    (alive,) = await storage.read(query)
     keys = {SessionKey(**each["_id"]) for each in alive}
     return [each for each in found if SessionKey(**each["_id"]) not in keys]

@@ -132,7 +132,7 @@ class Fork:
         """Hold the target's place, unless a session is stored there."""
         storage, id_ = self.storage, self.target.id
         for left in reversed(range(deletion.PLACE_ATTEMPTS)):
-            reservation = self.reservations.new_document(storage, id_)
+            reservation = {"_id": id_, **self.reservations.new_fields(storage)}
             try:
                 await storage.commit(Insert("sessions", [reservation]))
             except DuplicateError:
@@ -142,9 +142,9 @@ class Fork:
                 return
 
     async def renew(self) -> None:
-        renewal = self.reservations.renewal_update(self.storage)
-        update = Update("sessions", self.reservation, renewal)
-        if await self.storage.commit(update) == [0]:
+        renewal = {"$set": self.reservations.new_fields(self.storage)}
+        renewing = Update("sessions", self.reservation, renewal)
+        if await self.storage.commit(renewing) == [0]:
             await self._give_up(_LOST)
 
     async def copy_log(self) -> None:

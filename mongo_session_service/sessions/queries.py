@@ -18,9 +18,6 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.statements import Query
 
-SERVER_TIME: Final = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
-"""The expression for the server's time, in seconds since 1970."""
-
 TURN_EPOCH: Final = "turn.epoch"
 """The field of a session that counts how often its turn was taken."""
 
@@ -41,10 +38,8 @@ def visible_filter(now: float) -> Document:
 
 def alive_filter(storage: Database) -> Document:
     """The filter for what has not expired by the server's clock: it may be written."""
-    if storage.is_mock:  # its server is this process
-        return {"expire_time": {"$not": {"$lte": storage.clock.now()}}}
     ends = {"$ifNull": ["$expire_time", math.inf]}
-    return {"$expr": {"$gt": [ends, SERVER_TIME]}}
+    return {"$expr": {"$gt": [ends, storage.server_time]}}
 
 
 def writable_filter(storage: Database) -> Document:
@@ -67,12 +62,15 @@ def expired_on_server_filter(storage: Database) -> Document:
 
     A client whose clock is fast must not remove what others still use.
     """
-    if storage.is_mock:  # its server is this process
-        return expired_filter(storage.clock.now())
-    is_over = {"$lte": ["$expire_time", SERVER_TIME]}
+    is_over = {"$lte": ["$expire_time", storage.server_time]}
     # In an expression a missing time is before every other, so it is excluded first.
     return {**expiring_filter(), "$expr": is_over}
 
+
+BY_SESSION: Final = {
+    "$group": {"_id": {name: f"$_id.{name}" for name in SessionKey._fields}}
+}
+"""The stage that finds the ``_id`` of each session some events are of."""
 
 _LENGTH: Final = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
 

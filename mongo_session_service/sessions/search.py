@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -89,23 +89,14 @@ class Search:
         names = (self.order_by, "_id.user_id", "_id.session_id")
         return dict.fromkeys(names, direction)
 
-    def page_query(
-        self,
-        after: PagePosition | None,
-        limit: int,
-        now: float,
-        *,
-        with_state: bool,
-    ) -> Query:
+    def page_query(self, after: PagePosition | None, limit: int, now: float) -> Query:
         conditions = [
             self.filter,
             queries.visible_filter(now),
             self._has_position,
             *self._later_filters(after),
         ]
-        unread = (documents.INITIAL,) if with_state else (documents.INITIAL, "state")
-        wanted = {"$and": conditions}
-        return Query("sessions", wanted, self.order, limit, without=unread)
+        return Query("sessions", {"$and": conditions}, self.order, limit)
 
     def _later_filters(self, after: PagePosition | None) -> list[Document]:
         if after is None:
@@ -273,7 +264,8 @@ async def load_page(
     """Load the first page, or that of a token, without what cannot be read."""
     after = None if page_token is None else position_in_token(page_token, search)
     now = storage.clock.now()
-    query = search.page_query(after, limit + 1, now, with_state=with_state)
+    unread = (documents.INITIAL,) if with_state else (documents.INITIAL, "state")
+    query = replace(search.page_query(after, limit + 1, now), without=unread)
     answer = await storage.read(query, patient=True)
     (found,) = answer
     shown, states = found[:limit], None

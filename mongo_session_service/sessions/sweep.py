@@ -154,7 +154,7 @@ async def remove_all_expired(storage: Storage) -> float:
 
 async def _find_earliest(storage: Storage) -> list[Document]:
     """Find the sessions that expire first, each with the seconds until then."""
-    wait = {"$subtract": [{"$toDouble": "$expire_time"}, queries.SERVER_TIME]}
+    wait = {"$subtract": [{"$toDouble": "$expire_time"}, storage.server_time]}
     query = Query(
         "sessions",
         queries.expiring_filter(),

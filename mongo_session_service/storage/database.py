@@ -212,6 +212,13 @@ class Database:
         return self.driver is Driver.MOCK
 
     @property
+    def server_time(self) -> Any:
+        """The server's time in an expression, in seconds since 1970."""
+        if self.driver is Driver.MOCK:  # its server is this process
+            return self.clock.now()
+        return {"$divide": [{"$toLong": "$$NOW"}, 1000]}
+
+    @property
     def servers(self) -> list[str]:
         """The servers that are connected, as ``host:port``."""
         return sorted(f"{host}:{port}" for host, port in self.client.nodes)

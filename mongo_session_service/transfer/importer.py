@@ -406,15 +406,16 @@ class ImportTarget(StoreTarget):
         new: list[Document] = []
         renewals: list[Update] = []
         self._held.update(each.incoming.key for each in wanted)
-        renewal = self._reservations.renewal_update(self._storage)
+        fields = self._reservations.new_fields(self._storage)
         for each in wanted:
             key = each.incoming.key
             holder = self._check_holder(each.incoming, each.found)
             if holder is None:
-                new.append(self._reservations.new_document(self._storage, key.id))
+                new.append({"_id": key.id, **fields})
             else:
                 held = self._reservations.held_filter(key, holder)
-                renewals.append(Update("sessions", held, renewal, expected=1))
+                renewal = Update("sessions", held, {"$set": fields}, expected=1)
+                renewals.append(renewal)
         inserts = [Insert("sessions", new)] if new else []
         await self._commit_apart(*inserts, *renewals)
 
@@ -438,7 +439,8 @@ class ImportTarget(StoreTarget):
 
     async def _reserve_instead(self, session: Document) -> Document:
         """Replace a session with a reservation; its events stay for now."""
-        reservation = self._reservations.new_document(self._storage, session["_id"])
+        fields = self._reservations.new_fields(self._storage)
+        reservation = {"_id": session["_id"], **fields}
         unchanged = _unchanged_since_read_filter(session)
         await self._storage.commit(
             Delete("sessions", unchanged, expected=1),

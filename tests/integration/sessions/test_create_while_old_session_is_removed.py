@@ -56,17 +56,17 @@ async def test_events_without_session_are_not_those_of_a_new_one(
 ) -> None:
     """A session that is made while its user is erased is erased whole, or not."""
     admin[database].events.insert_one(event(KEY, 1))
-    orphans = deletion._select_orphans  # noqa: SLF001  where it is to be overtaken
+    orphans = deletion._find_orphans  # noqa: SLF001  where it is to be overtaken
 
     async def late(*arguments: Any) -> list[dict[str, Any]]:
-        monkeypatch.setattr(deletion, "_select_orphans", orphans)
+        monkeypatch.setattr(deletion, "_find_orphans", orphans)
         found = await orphans(*arguments)
         await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
         session = await service.create_session(**KEY.id)
         await service.append_event(session, Event(author="new"))
         return found
 
-    monkeypatch.setattr(deletion, "_select_orphans", late)
+    monkeypatch.setattr(deletion, "_find_orphans", late)
     await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
 
     assert await service.get_session(**KEY.id) is not None
