@@ -154,7 +154,7 @@ class Fork:
             await self.renew()
             until = min(after + step, self.revision)
             try:
-                await uninterrupted(self.copy_events(after, until))
+                await self.copy_events(after, until)
             except TooLateError:
                 if step == 1:
                     raise
@@ -163,25 +163,9 @@ class Fork:
                 after = until
 
     async def copy_events(self, after: int, until: int) -> None:
-        wanted = queries.events_until(self.source, until, after)
-        if self.storage.is_mock:  # mongomock has no $merge
-            (found,) = await self.storage.read(Query("events", wanted))
-            for each in found:
-                each["_id"]["session_id"] = self.target.session_id
-            await self.storage.commit(Insert("events", found))
-            return
-        events = f"{self.storage.prefix}events"
-        command = {
-            "aggregate": events,
-            "pipeline": [
-                {"$match": self.storage.routed(wanted)},
-                {"$set": {"_id.session_id": {"$literal": self.target.session_id}}},
-                {"$merge": {"into": events, "whenMatched": "keepExisting"}},
-            ],
-            "cursor": {},
-            "writeConcern": {"w": "majority"},
-        }
-        await self.storage.command(command, limit=_STEP_SECONDS)
+        log = queries.events_until(self.source, until, after)
+        new = {"_id.session_id": self.target.session_id}
+        await self.storage.copy("events", log, new, limit=_STEP_SECONDS)
 
     async def build_session(self) -> tuple[Document, list[DocumentUpdate]]:
         """Build the new session's document, and updates for a large initial state."""

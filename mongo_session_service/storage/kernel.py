@@ -68,6 +68,10 @@ the statements that end the removal. Each step yields how many documents it remo
         async for count in storage.remove("events", all_events(key), fence, end):
             ...
 
+**Copy** documents under other ids, on the server::
+
+    await storage.copy("events", log, {"_id.session_id": "new"}, limit=40)
+
 **Hold** the lease in a document, and **follow** the database's changes, through
 failures, until they can no longer be followed::
 
@@ -113,6 +117,7 @@ from mongo_session_service.storage.lease import Lease
 from mongo_session_service.storage.snapshots import Answer
 from mongo_session_service.storage.statements import (
     Delete,
+    Insert,
     Query,
     RefusedError,
     Statement,
@@ -328,6 +333,44 @@ class Storage(Database):
                 count, is_last = await self.run(remove_step, limit=limit)
             yield count
 
+    async def copy(
+        self, collection: str, wanted: Document, new: Document, *, limit: int
+    ) -> None:
+        """Copy documents within a collection, with new fields; keep what is there.
+
+        A part may be copied when it fails. The server gives it up after ``limit``
+        seconds, as ``TooLateError``.
+        """
+        if self.is_mock:  # which has no $merge
+            stages = ({"$set": new},)
+            (found,) = await self.read(Query(collection, wanted, then=stages))
+            await self.commit(Insert(collection, found))
+            return
+        name = self.prefix + collection
+        literals = {field: {"$literal": value} for field, value in new.items()}
+        command = {
+            "aggregate": name,
+            "pipeline": [
+                {"$match": self.routed(wanted)},
+                {"$set": literals},
+                {"$merge": {"into": name, "whenMatched": "keepExisting"}},
+            ],
+            "cursor": {},
+            "writeConcern": {"w": "majority"},
+            "maxTimeMS": 1000 * limit,
+        }
+
+        async def run() -> None:
+            try:
+                await self.database.command(command)
+            except ExecutionTimeout:
+                message = f"MongoDB did not copy within {limit} seconds."
+                raise TooLateError(message) from None
+
+        # What is copied twice is there once.
+        copying = repeat(self.client, run, Effect.READ, patient=False)
+        await uninterrupted(copying)
+
     def lease(self, collection: str, id_: object, path: str = "") -> Lease:
         """The lease in a document, at a path in it such as ``turn.``; not held yet."""
         return Lease(self, self.prefix + collection, id_, path)
@@ -348,26 +391,16 @@ class Storage(Database):
         command: Document,
         *,
         database: str = "",
-        limit: int | None = None,
         patient: bool = False,
     ) -> Document:
         """Run a command that reads, or may be done twice; return the reply.
 
-        It is for what is no document: indexes, statistics, privileges. The server gives
-        it up after ``limit`` seconds, as ``TooLateError``.
+        It is for what is no document: indexes, statistics, privileges.
         """
         target = self.client[database] if database else self.database
-        if limit is not None:
-            command = {**command, "maxTimeMS": 1000 * limit}
 
         async def run() -> Document:
-            try:
-                reply: Document = await target.command(command)
-            except ExecutionTimeout:
-                if limit is None:
-                    raise
-                message = f"MongoDB did not finish a command within {limit} seconds."
-                raise TooLateError(message) from None
+            reply: Document = await target.command(command)
             return reply
 
         return await repeat(self.client, run, Effect.READ, patient=patient)

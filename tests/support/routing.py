@@ -48,7 +48,7 @@ BROADCASTS = {
     "aggregate user_states by _id.app_name": "with the state of their users",
     "find sessions by _id.app_name": "an app is erased",
     "delete sessions by _id.app_name": "an app is erased",
-    "find events by _id.app_name": "an app is erased",
+    "aggregate events by _id.app_name": "an app is erased",
     "delete user_states by _id.app_name": "an app is erased",
     "delete events by $or": "sessions of several users are removed together",
     "find sessions by expire_time, _id.session_id, $expr": "what has expired is pruned",
