@@ -42,21 +42,20 @@ from mongo_session_service.storage.tasks import (
 
 logger = logging.getLogger(__name__)
 
-_OPLOG_LIMIT: Final = 2.0  # seconds
 _MAJORITY: Final = ReadConcern("majority")
 
 
 @asynccontextmanager
 async def watching(
     connection: Database, pipeline: list[dict[str, Any]], **options: Any
-) -> AsyncIterator[tuple[Any, Any]]:
-    """Open a change stream of the database; yield it and its client session."""
+) -> AsyncIterator[Any]:
+    """Open a change stream of the database."""
     database = connection.database.with_options(read_concern=_MAJORITY)
     async with connection.reading() as session:
         watch = database.watch(pipeline, session=session, **options)
         stream = await connection.driver.open_cursor(watch)
         try:
-            yield stream, session
+            yield stream
         finally:
             await stream.close()
 
@@ -113,7 +112,6 @@ class Stream:
         self._is_polling = bool(most) and most <= _FEW_CONNECTIONS
         self._slim = False
         self._change_stream: Any = None
-        self._session: Any = None
         self._exits = AsyncExitStack()
         self._cursor: object = None
         self._thread: asyncio.Task[Document | None] | None = None
@@ -208,7 +206,7 @@ class Stream:
         seconds = self._database.limits.stream_await_seconds
         await_ms = 1 if self._is_polling else round(1000 * seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
-        self._change_stream, self._session = await self._exits.enter_async_context(
+        self._change_stream = await self._exits.enter_async_context(
             watching(self._database, pipeline, **where)
         )
         self._note_resuming()
