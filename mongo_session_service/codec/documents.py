@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final
@@ -341,34 +341,51 @@ def _encode_event(
 
 
 def decode_event(stored: Document, hooks: Hooks) -> Event:
-    return built_event(event_fields(stored, hooks), stored["_id"])
+    (event,) = decode_events([stored], hooks)
+    return event
 
 
-def event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
-    """Decode an event's fields to those that were given before storage."""
-    id_ = stored["_id"]
-    if "hooked" in stored and hooks.after_load is None:
-        where = _WHERE.format(**id_)
-        message = f"{where} was changed by before_store: give the service after_load."
-        raise StorageError(message)
+def decode_events(stored: Sequence[Document], hooks: Hooks) -> list[Event]:
+    return build_events(event_fields(stored, hooks), stored)
+
+
+def event_fields(stored: Iterable[Document], hooks: Hooks) -> list[dict[str, Any]]:
+    """Decode events' fields to those that were given before storage."""
+    found: list[dict[str, Any]] = []
+    for each in stored:
+        id_ = each["_id"]
+        if "hooked" in each and hooks.after_load is None:
+            raise StorageError(
+                f"{_WHERE.format(**id_)} was changed by before_store: give the service"
+                " after_load."
+            )
+        try:
+            fields = each["event"]
+            if "wrapped" in each:
+                fields = bson_values.decode_value(fields)
+            if hooks.after_load is not None:
+                owner = Owner(id_["app_name"], id_["user_id"])
+                fields = hooks.loaded_event(fields, owner)
+        except Exception as error:
+            if type(error) is StorageError:  # the hook's
+                raise
+            raise _unreadable(id_) from None
+        found.append(fields)
+    return found
+
+
+def build_events(
+    fields: Iterable[dict[str, Any]], stored: Sequence[Document]
+) -> list[Event]:
+    """Build events of their fields; an error names the first that cannot be built."""
+    built: list[Event] = []
     try:
-        fields: dict[str, Any] = stored["event"]
-        if "wrapped" in stored:
-            fields = bson_values.decode_value(fields)
-        if hooks.after_load is not None:
-            fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
-    except Exception as error:
-        if type(error) is StorageError:  # the hook's
-            raise
-        raise _unreadable(id_) from None
-    return fields
-
-
-def built_event(fields: dict[str, Any], id_: Document) -> Event:
-    try:
-        return events.build_event(fields)
+        # In a loop, which has those that are built before it fails.
+        for each in fields:
+            built.append(events.build_event(each))  # noqa: PERF401
     except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types
-        raise _unreadable(id_) from None
+        raise _unreadable(stored[len(built)]["_id"]) from None
+    return built
 
 
 def _unreadable(id_: Document) -> StorageError:
@@ -376,10 +393,11 @@ def _unreadable(id_: Document) -> StorageError:
     return StorageError(f"{where} is not one that this release of ADK can read.")
 
 
-def decode_log(log: Iterable[Document], begins: int, hooks: Hooks) -> Iterator[Event]:
-    for document in log:
-        if not begins or document["_id"]["revision"] > begins:
-            yield decode_event(document, hooks)
+def without_trimmed(log: list[Document], session: Document) -> list[Document]:
+    """Leave out the events that a trim of a session is about to remove."""
+    if not (begins := log_begins(session)):
+        return log
+    return [each for each in log if each["_id"]["revision"] > begins]
 
 
 def decode_sessions(

@@ -16,10 +16,11 @@ import asyncio
 import marshal
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from threading import Lock
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -40,9 +41,9 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.snapshots import Encoded, decode_documents
+from mongo_session_service.storage.snapshots import Encoded, decode_together
 from mongo_session_service.storage.statements import Query
-from mongo_session_service.storage.tasks import background, in_slices, with_gc_paused
+from mongo_session_service.storage.tasks import background, in_slices
 from mongo_session_service.storage.transactions import Transaction
 
 _KEYS_AT_ONCE: Final = 1000
@@ -119,10 +120,13 @@ class SessionReads:
         session = self._decode_session(sessions, shared, is_plain=is_plain)
         if session is None:
             return None
-        log = chain(*logs)
-        events = documents.decode_log(log, session.log_begins, self._storage.hooks)
-        newest_first = await in_slices(events)
-        return session._replace(events=newest_first[::-1])
+        found = [each for log in logs for each in reversed(log)]
+        log = documents.without_trimmed(found, sessions[0])
+        size = self._storage.limits.block_events
+        together = [log[begin : begin + size] for begin in range(0, len(log), size)]
+        decode = partial(documents.decode_events, hooks=self._storage.hooks)
+        parts = await in_slices(map(decode, together))
+        return session._replace(events=[*chain.from_iterable(parts)])
 
     async def _load_cached(
         self, key: SessionKey, cache: ReadCache
@@ -145,12 +149,13 @@ class SessionReads:
         size = self._storage.limits.block_events
         in_blocks = len(log) // size * size
         last = bytes(log[-in_blocks]) if in_blocks else b""
-        fresh = decode_documents(_drain(log))
-        parts = await in_slices(decode_blocks(fresh, self._storage.hooks, size))
+        parts = await in_slices(decode_blocks(log, self._storage.hooks, size))
         events: list[Event] = []
         if known is not None:
-            events = await in_slices(build_events(known.blocks))
-        events.extend(chain.from_iterable(built for built, _ in parts))
+            again = await in_slices(map(build_block, known.blocks))
+            events.extend(chain.from_iterable(again))
+        for built, _ in parts:
+            events.extend(built)
         blocks = [block for _, block in parts[: in_blocks // size]]
         if blocks and all(blocks):
             log_read = CachedLog(
@@ -183,8 +188,7 @@ class SessionReads:
         sessions, apps, users, *begins, events = answer
         encoded = [*sessions, *apps, *users]
         is_plain = all(map(bson_values.is_plain, encoded))
-        decoded = await in_slices(decode_documents(encoded))
-        count = len(sessions)
+        decoded, count = decode_together(encoded), len(sessions)
         session = self._decode_session(
             decoded[:count], decoded[count:], is_plain=is_plain
         )
@@ -200,8 +204,7 @@ class SessionReads:
         decoded = documents.decode_sessions(
             sessions, shared, now, hooks, is_plain=is_plain
         )
-        session: StoredSession | None = with_gc_paused(partial(next, decoded, None))
-        return session
+        return next(decoded, None)
 
     async def load_event(self, key: SessionKey, event_id: str) -> Event | None:
         """Load the event of a stored session that has this id."""
@@ -212,8 +215,8 @@ class SessionReads:
         now = self._storage.clock.now()
         if not heads or not documents.is_visible(heads[0], now):
             return None
-        begins = documents.log_begins(heads[0])
-        return next(documents.decode_log(log, begins, self._storage.hooks), None)
+        found = documents.without_trimmed(log, heads[0])
+        return documents.decode_event(found[0], self._storage.hooks) if found else None
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
@@ -316,7 +319,8 @@ class SessionReads:
         if not (heads and documents.is_visible(heads[0], now)):
             raise session_not_found_error(key.session_id)
         (head,) = heads
-        events = [*documents.decode_log(log, documents.log_begins(head), hooks)]
+        log = documents.without_trimmed(log, head)
+        events = documents.decode_events(log, hooks)
         return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
 
 
@@ -332,12 +336,6 @@ def _is_continued(
         and session.marker.create_time == known.create_time
         and session.redactions == known.redactions
     )
-
-
-def _drain(log: list[Encoded]) -> Iterator[Encoded]:
-    # To release the memory of thousands at once takes long.
-    while log:
-        yield log.pop()
 
 
 def _revision(event: Encoded) -> int:
@@ -467,28 +465,24 @@ def _drop_idle(cache: weakref.ref[ReadCache]) -> None:
 
 
 def decode_blocks(
-    log: Iterator[Document], hooks: Hooks, size: int
+    log: list[Encoded], hooks: Hooks, size: int
 ) -> Iterator[tuple[list[Event], bytes | None]]:
-    """Decode a log, ``size`` events at a time, each time with their block.
+    """Decode a log, the latest first, ``size`` events at a time, with their block.
 
-    There is no block of values that are not JSON, which another tool has stored.
+    There is no block of fewer, nor of values that are not JSON, which another tool has
+    stored. The log is emptied.
     """
-    while stored := [*islice(log, size)]:
-        fields = [documents.event_fields(each, hooks) for each in stored]
-        # Before they are built, for a caller may change what an event is built of.
-        block = _dump_block(fields)
-        ids = (each["_id"] for each in stored)
-        yield [*map(documents.built_event, fields, ids)], block
+    while log:
+        stored = decode_together(log[: -size - 1 : -1])
+        del log[-size:]  # to release the memory of thousands at once takes long
+        fields, block = documents.event_fields(stored, hooks), None
+        if len(stored) == size:
+            # Before they are built, for a caller may change what an event is built of.
+            with suppress(ValueError):
+                block = marshal.dumps(fields)
+        yield documents.build_events(fields, stored), block
 
 
-def _dump_block(fields: list[dict[str, Any]]) -> bytes | None:
-    try:
-        return marshal.dumps(fields)
-    except ValueError:
-        return None
-
-
-def build_events(blocks: Iterable[bytes]) -> Iterator[Event]:
-    for block in blocks:
-        # Twice as fast as the BSON that it was, and past the application's hook.
-        yield from map(events.build_event, marshal.loads(block))  # noqa: S302
+def build_block(block: bytes) -> list[Event]:
+    # Twice as fast as the BSON that it was, and past the application's hook.
+    return [*map(events.build_event, marshal.loads(block))]  # noqa: S302

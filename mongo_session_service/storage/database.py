@@ -11,10 +11,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC
-from functools import partial
 from typing import Any, Final
 
 import pymongo
@@ -62,7 +61,7 @@ class LatestWrite:
             return time >= self._time or primary == self._primary
 
 
-def _boot_time() -> float:
+def boot_time() -> float:
     """Seconds since the machine was started, or since some other fixed time."""
     if sys.platform == "linux":  # where the usual one stops while the machine sleeps
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -85,13 +84,13 @@ class ServerClock:
     def set_by(self, hello: Mapping[str, Any]) -> None:
         """Set the clock by a reply to ``hello`` that came just now."""
         there = hello["localTime"].replace(tzinfo=UTC).timestamp()
-        self._ahead = there - _boot_time()
+        self._ahead = there - boot_time()
 
     def now(self) -> float:
         """Return the server's time in seconds since 1970, apart from drift."""
         if self._ahead is None:
             return platform_time.get_time()
-        return self._ahead + _boot_time()
+        return self._ahead + boot_time()
 
 
 class Contact:
@@ -105,16 +104,14 @@ class Contact:
         self._primary: object = None
         self._answered_at = self._begun_at = -math.inf
 
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Ask the primary in the block."""
-        asked_at = _boot_time()
-        yield
-        now, primary = _boot_time(), self._known_primary()
+    def note_answer(self, asked_at: float) -> object:
+        """Note that the primary has answered, asked at a boot time; return it."""
+        now, primary = boot_time(), self._known_primary()
         is_break = now - min(asked_at, self._answered_at) > _BREAK
         if is_break or primary != self._primary:
             self._begun_at = now
         self._answered_at, self._primary = now, primary
+        return primary
 
     def has_lasted(self, seconds: float) -> bool:
         """True if there was no break for so long before the last answer."""
@@ -166,7 +163,7 @@ class Database:
         self.clock = clock or ServerClock()
         self.hooks = hooks
         self.driver = Driver.detect(client)
-        self.contact = Contact(partial(self.driver.known_primary, client))
+        self.contact = Contact(self.known_primary)
         self.prefix = prefix
         self.has_transactions = transactions
         self.has_event_index = True
@@ -280,19 +277,10 @@ class Database:
         return self.driver.known_primary(self.client)
 
     @asynccontextmanager
-    async def client_session(self) -> AsyncIterator[Any]:
-        """Open a causally consistent client session."""
-        async with await self.start_session() as session:
-            try:
-                yield session
-            except PyMongoError as error:
-                raise await failures.renew_after_logout(self.client, error) from None
-
-    @asynccontextmanager
     async def writing(self) -> AsyncIterator[Any]:
         """Open a client session whose write is recorded as the service's latest."""
         primary = self.driver.known_primary(self.client)
-        async with self.client_session() as session:
+        async with await self.start_session() as session:
             yield session
             self.latest.advance(session.operation_time, primary)
 
@@ -302,7 +290,7 @@ class Database:
         if self.driver is Driver.MOCK:
             yield None
             return
-        async with self.client_session() as session:
+        async with await self.start_session() as session:
             try:
                 yield session
             except asyncio.CancelledError:

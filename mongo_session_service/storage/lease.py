@@ -43,7 +43,7 @@ from mongo_session_service.errors import MongoSessionServiceError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.clients import Driver
-from mongo_session_service.storage.database import kill_client_sessions
+from mongo_session_service.storage.database import boot_time, kill_client_sessions
 from mongo_session_service.storage.failures import Effect, TimeLimitError, repeat
 from mongo_session_service.storage.tasks import (
     Supervisor,
@@ -148,11 +148,12 @@ class Lease:
         async def take(free: Document) -> Document | None:
             self.renewed_at = time.monotonic()
             free = {"_id": self.id, **(where or {}), **free}
-            with self.connection.contact.asking():
-                updating = self._update_lease(free, change, **options)
-                found = await asyncio.wait_for(
-                    self.write_past_dead_holder(updating), seconds + 1
-                )
+            asked_at = boot_time()
+            updating = self._update_lease(free, change, **options)
+            found = await asyncio.wait_for(
+                self.write_past_dead_holder(updating), seconds + 1
+            )
+            self.connection.contact.note_answer(asked_at)
             self.epoch = found["epoch"] if found else 0
             return found
 
@@ -260,8 +261,9 @@ class Lease:
         }
         fields = {f"{path}holder": 1, f"{path}renewed_at": 1}
         collection = connection.with_default_codec(connection.database[self.collection])
-        with connection.contact.asking():
-            found = await collection.find_one(expired, fields)
+        asked_at = boot_time()
+        found = await collection.find_one(expired, fields)
+        connection.contact.note_answer(asked_at)
         lease: Document | None = found["turn"] if found and path else found
         return lease
 

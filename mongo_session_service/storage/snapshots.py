@@ -8,9 +8,9 @@ thirds of the time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from struct import Struct
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from bson.timestamp import Timestamp
 from pymongo import ReadPreference, errors
 
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.database import CODEC_OPTIONS, Database
+from mongo_session_service.storage.database import CODEC_OPTIONS, Database, boot_time
 from mongo_session_service.storage.statements import ForgottenError, Query
 from mongo_session_service.storage.tasks import in_slices, with_gc_paused
 
@@ -68,10 +68,14 @@ def decode_small_reply(reply: RawBSONDocument) -> Document | None:
     """Decode a small reply's cursor with its documents; None for a large one."""
     if len(reply.raw) > _SMALL:
         return None
-    found: Document = with_gc_paused(
-        lambda: bson.decode(reply.raw, CODEC_OPTIONS)["cursor"]
-    )
-    return found
+    whole = with_gc_paused(partial(bson.decode, reply.raw, CODEC_OPTIONS))
+    cursor: Document = whole["cursor"]
+    return cursor
+
+
+def decode_together(documents: Iterable[Encoded]) -> list[Document]:
+    """Decode documents at once."""
+    return bson.decode_all(b"".join(documents), CODEC_OPTIONS)
 
 
 def decode_documents(documents: Iterable[Encoded]) -> Iterator[Document]:
@@ -82,9 +86,9 @@ def decode_documents(documents: Iterable[Encoded]) -> Iterator[Document]:
         together.append(each)
         size += len(each)
         if size >= _DECODED_BYTES:
-            yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)
+            yield from decode_together(together)
             together, size = [], 0
-    yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)
+    yield from decode_together(together)
 
 
 def encode_document(document: Document) -> bytes:
@@ -143,8 +147,8 @@ def query_stages(connection: Database, query: Query) -> list[Document]:
         stages.append({"$limit": query.limit})
     if query.since is not None:
         stages.append({"$match": {"event.timestamp": {"$gte": query.since}}})
-    if projection := query.projection:
-        stages.append({"$project": projection})
+    if query.fields or query.without:
+        stages.append({"$project": query.projection})
     return [*stages, *query.then]
 
 
@@ -180,10 +184,9 @@ async def answer_queries(
     """Run queries as of one time; see ``Storage.read``."""
     if not database.has_transactions:
         return await _find_each(database, queries, encoded=encoded)
-    name = database.prefix + queries[0].collection
     # By commands: cursors can neither ask for a point in time nor report it.
     command: Document = {
-        "aggregate": name,
+        "aggregate": database.prefix + queries[0].collection,
         "pipeline": _tagged_stages(database, queries),
         "cursor": {"batchSize": database.limits.reply_documents},
         "readConcern": {"level": "snapshot"},
@@ -191,27 +194,31 @@ async def answer_queries(
     if as_of is not None:
         command["readConcern"]["atClusterTime"] = as_of
     async with database.reading() as session:
+        run = partial(
+            database.database.command,
+            codec_options=RAW,
+            read_preference=ReadPreference.PRIMARY,
+            session=session,
+        )
         while True:
-            with database.contact.asking():
-                reply = await _run(database, command, session)
+            asked_at = boot_time()
+            try:
+                reply = await run(command)
+            except errors.OperationFailure as error:
+                if as_of is None or error.code not in _FORGOTTEN:
+                    raise
+                raise ForgottenError from None
+            primary = database.contact.note_answer(asked_at)
             few = None if encoded else decode_small_reply(reply)
             if few is not None and not few["id"]:
-                raw, left, read_at = [bytes(reply.raw)], 0, few["atClusterTime"]
+                raw, read_at, is_whole = [bytes(reply.raw)], few["atClusterTime"], True
             else:
                 few = None
-                raw, cursor = split_reply(reply, "firstBatch")
-                left, read_at = cursor["id"], cursor["atClusterTime"]
-                while whole and left:
-                    # No more than in the first reply: one is split without a pause.
-                    size = database.limits.reply_documents
-                    more = {"getMore": left, "collection": name, "batchSize": size}
-                    reply = await _run(database, more, session)
-                    documents, cursor = split_reply(reply, "nextBatch")
-                    raw, left = raw + documents, cursor["id"]
-                if left:
-                    rest = {"killCursors": name, "cursors": [left]}
-                    await _run(database, rest, session)
-            if as_of is not None or _is_current(database, read_at, not_before):
+                large = await _split_large(run, reply, command, whole=whole)
+                raw, read_at, is_whole = large
+            is_late = not_before is None or read_at >= not_before
+            is_current = is_late and database.latest.is_included(read_at, primary)
+            if as_of is not None or is_current:
                 break
             # Right after an election a new primary may not know yet that the latest
             # write is committed.
@@ -224,7 +231,31 @@ async def answer_queries(
         if not encoded:
             decoding = [decode_documents(each) for each in lists]
             lists = [await in_slices(each) for each in decoding]
-    return Answer(lists, read_at, not left, raw)
+    return Answer(lists, read_at, is_whole, raw)
+
+
+async def _split_large(
+    run: Callable[[Document], Awaitable[RawBSONDocument]],
+    reply: RawBSONDocument,
+    command: Document,
+    *,
+    whole: bool,
+) -> tuple[list[bytes], Timestamp, bool]:
+    """Return the documents of a reply, and of those that follow if ``whole``.
+
+    Beside them their time, and whether they are all.
+    """
+    name, size = command["aggregate"], command["cursor"]["batchSize"]
+    documents, cursor = split_reply(reply, "firstBatch")
+    read_at = cursor["atClusterTime"]
+    while whole and cursor["id"]:
+        # No more than in the first reply: one is split without a pause.
+        more = {"getMore": cursor["id"], "collection": name, "batchSize": size}
+        following, cursor = split_reply(await run(more), "nextBatch")
+        documents += following
+    if left := cursor["id"]:
+        await run({"killCursors": name, "cursors": [left]})
+    return documents, read_at, not left
 
 
 async def _find_each(
@@ -234,31 +265,6 @@ async def _find_each(
     if encoded:
         lists = [[*map(encode_document, each)] for each in lists]
     return Answer(lists, NO_TIME)
-
-
-async def _run(database: Database, command: Document, session: Any) -> RawBSONDocument:
-    """Run a command on the primary; return the reply, still encoded."""
-    try:
-        reply: RawBSONDocument = await database.database.command(
-            command,
-            codec_options=RAW,
-            read_preference=ReadPreference.PRIMARY,
-            session=session,
-        )
-    except errors.OperationFailure as error:
-        is_past = "atClusterTime" in command.get("readConcern", ())
-        if not is_past or error.code not in _FORGOTTEN:
-            raise
-        raise ForgottenError from None
-    return reply
-
-
-def _is_current(
-    database: Database, as_of: Timestamp, not_before: Timestamp | None
-) -> bool:
-    if not_before is not None and as_of < not_before:
-        return False
-    return database.latest.is_included(as_of, database.known_primary())
 
 
 def _tagged_stages(connection: Database, queries: Sequence[Query]) -> list[Document]:

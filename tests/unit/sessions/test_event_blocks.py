@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import bson
 from google.adk.events import Event, EventActions
@@ -13,28 +12,25 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions.reads import build_events, decode_blocks
+from mongo_session_service.sessions.reads import build_block, decode_blocks
 from mongo_session_service.storage.database import CODEC_OPTIONS
 
 KEY = SessionKey("app", "user", "session")
 
 
-def stored(event: Event) -> dict[str, Any]:
+def encoded(event: Event) -> bytes:
     append = documents.encode_append(KEY, event, NO_HOOKS)
-    document = bson.encode(documents.event_document(append, 1))
-    return bson.decode(document, CODEC_OPTIONS)
+    return bson.encode(documents.event_document(append, 1))
 
 
 def test_every_field_is_built_again() -> None:
     """As often as it is asked for."""
     every = Event(**EVENT, actions=EventActions(**ACTIONS))
-    ((built, block),) = decode_blocks(
-        iter([stored(every), stored(Event())]), NO_HOOKS, 2
-    )
+    ((built, block),) = decode_blocks([encoded(Event()), encoded(every)], NO_HOOKS, 2)
 
     assert block is not None
     for _ in range(2):
-        again = [*build_events([block])]
+        again = build_block(block)
         assert again == built
         assert [each.model_dump() for each in again] == [
             each.model_dump() for each in built
@@ -44,7 +40,7 @@ def test_every_field_is_built_again() -> None:
 def test_every_field_is_built_as_adk_builds_it() -> None:
     """Without the checks that ADK runs for short forms."""
     every = Event(**EVENT, actions=EventActions(**ACTIONS))
-    fields = stored(every)["event"]
+    fields = bson.decode(encoded(every), CODEC_OPTIONS)["event"]
 
     ours, theirs = build_event(fields), Event.model_validate(fields)
 
@@ -56,10 +52,10 @@ def test_every_field_is_built_as_adk_builds_it() -> None:
 
 def test_what_is_not_json_has_no_block() -> None:
     """Another tool may have stored it."""
-    document = stored(Event(custom_metadata={"at": "now"}))
+    document = bson.decode(encoded(Event(custom_metadata={"at": "now"})))
     document["event"]["custom_metadata"]["at"] = datetime.now(UTC)
 
-    ((built, block),) = decode_blocks(iter([document]), NO_HOOKS, 1)
+    ((built, block),) = decode_blocks([bson.encode(document)], NO_HOOKS, 1)
 
     assert len(built) == 1
     assert block is None
