@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 
 import pytest
 from pymongo import MongoClient
@@ -100,29 +97,6 @@ async def test_abandoned_turns_are_counted(
     async with filled.turn(**IDS):
         pass
     assert bad(await examined(filled)) == {}
-
-
-@pytest.mark.parametrize(
-    ("ahead", "says"), [(5.0, "ahead of MongoDB's"), (-5.0, "behind MongoDB's")]
-)
-async def test_a_clock_that_is_wrong_is_found(
-    service: MongoSessionService,
-    monkeypatch: pytest.MonkeyPatch,
-    ahead: float,
-    says: str,
-) -> None:
-    """How far this machine's clock is off is measured, and in which direction."""
-    clock = SimpleNamespace(
-        time=lambda: time.time() + ahead, perf_counter=time.perf_counter
-    )
-    monkeypatch.setattr(doctor, "time", clock)
-
-    findings = await examined(service)
-
-    assert bad(findings) == {"clock": Status.WARNING}
-    seconds, direction = re.findall(r"^([\d.]+) s (.*),", findings["clock"].says)[0]
-    assert direction == says
-    assert 4 < float(seconds) < 6
 
 
 async def test_the_doctor_reports_newer_data(

@@ -1,4 +1,4 @@
-"""Subscriptions in programs that fork, end, cancel and close at awkward moments.
+"""Subscriptions in programs that fork, or end at awkward moments.
 
 They run in processes of their own, for the driver then leaves sockets to the garbage
 collector, which says so.
@@ -63,76 +63,6 @@ loop.close()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
-ABANDONS_ITS_LOOP = """
-async def leave():
-    await use("one")
-    for arguments in ((), ("app",), ("app", "user", "one")) * 3:
-        left.append(await service.watch(*arguments).__aenter__())
-
-async def main():
-    async with service.watch() as changes:
-        loop = asyncio.new_event_loop()
-        await asyncio.to_thread(loop.run_until_complete, leave())
-        await asyncio.to_thread(loop.close)
-        await use("two")
-        async with asyncio.timeout(60):
-            while service.feed_stats().subscriptions > 1:
-                await asyncio.sleep(0.01)
-        await use("three")
-        assert service.feed_stats().drops == 0
-        async with asyncio.timeout(60):
-            await service.close()
-
-left = []
-asyncio.run(main())
-"""
-
-CLOSES_WHILE_SUBSCRIBING = """
-from mongo_session_service import MongoSessionServiceError
-
-async def follow():
-    async with service.watch("app", "user", "s") as changes:
-        async for _ in changes:
-            pass
-
-async def main():
-    await use("s")
-    for pause in (0, 0.001, 0.002, 0.004, 0.008, 0.016) * 5:
-        opening = [asyncio.create_task(follow()) for _ in range(5)]
-        await asyncio.sleep(pause)
-        async with asyncio.timeout(60):
-            await service.close()
-            # What came after the close has started the feed anew.
-            await service.close()
-            for each in await asyncio.gather(*opening, return_exceptions=True):
-                assert each is None or isinstance(each, MongoSessionServiceError), each
-
-asyncio.run(main())
-"""
-
-IS_CANCELLED_WHILE_SUBSCRIBING = """
-async def follow():
-    async with service.watch("app", "user", "s") as changes:
-        async for _ in changes:
-            pass
-
-async def main():
-    await use("s")
-    for pause in (0, 0.001, 0.002, 0.004, 0.008) * 3:
-        opening = [asyncio.create_task(follow()) for _ in range(20)]
-        await asyncio.sleep(pause)
-        for each in opening:
-            each.cancel()
-        await asyncio.wait(opening)
-        # Who is let in now is let in after the others were let out.
-        async with service.watch():
-            assert service.feed_stats().subscriptions == 1
-    async with asyncio.timeout(60):
-        await service.close()
-
-asyncio.run(main())
-"""
-
 ENDS_WITHOUT_CLOSING = """
 asyncio.run(use("one"))
 """
@@ -152,17 +82,11 @@ asyncio.run(main())
     "ending",
     [
         FORKS,
-        ABANDONS_ITS_LOOP,
-        CLOSES_WHILE_SUBSCRIBING,
-        IS_CANCELLED_WHILE_SUBSCRIBING,
         ENDS_WITHOUT_CLOSING,
         ENDS_WHILE_WATCHING,
     ],
     ids=[
         "forks",
-        "abandons-its-loop",
-        "closes",
-        "is-cancelled",
         "does-not-close",
         "watches-to-end",
     ],

@@ -89,152 +89,69 @@ class World:
 
 
 Outlet = Callable[[World], Awaitable[str]]
-OUTLETS: dict[str, tuple[str, Outlet]] = {}
-
-
-def outlet(shows: str) -> Callable[[Outlet], Outlet]:
-    """Have an outlet tried, which shows this of what it may show."""
-
-    def add(read: Outlet) -> Outlet:
-        OUTLETS[read.__name__] = shows, read
-        return read
-
-    return add
-
-
-@outlet(shows="my-client")
-async def stream_from_now(world: World) -> str:
-    return await world.streamed(CHANGES)
-
-
-@outlet(shows="adk_request_credential")
-async def stream_with_history(world: World) -> str:
-    return await world.streamed(CHANGES, history="all")
-
-
-@outlet(shows="adk_request_credential")
-async def stream_after_revision(world: World) -> str:
-    return await world.streamed(CHANGES, after_revision="0")
-
-
-@outlet(shows="my-client")
-async def stream_of_a_tab(world: World) -> str:
-    return await world.streamed(USER_CHANGES, session_id="s")
-
-
-@outlet(shows='"revision":3')
-async def stream_of_a_user(world: World) -> str:
-    return await world.streamed(USER_CHANGES)
-
-
-@outlet(shows='"revision":3')
-async def stream_of_an_app(world: World) -> str:
-    return await world.streamed("/apps/app/changes")
-
-
-@outlet(shows='"revision":3')
-async def stream_of_everything(world: World) -> str:
-    return await world.streamed("/changes")
-
-
-@outlet(shows="adk_request_credential")
-async def whole_session(world: World) -> str:
-    return await world.answered(SESSION)
-
-
-@outlet(shows="my-client")
-async def session_at_its_creation(world: World) -> str:
-    return await world.answered(f"{SESSION}?at_revision=0")
-
-
-@outlet(shows="adk_request_credential")
-async def session_at_an_event(world: World) -> str:
-    return await world.answered(f"{SESSION}?at_revision=1")
-
-
-@outlet(shows="adk_request_credential")
-async def list_of_events(world: World) -> str:
-    return await world.answered(EVENTS)
-
-
-@outlet(shows='"session_id"')
-async def fork(world: World) -> str:
-    return await world.answered(f"{SESSION}/fork", "POST")
-
-
-@outlet(shows='"title":"T"')
-async def update(world: World) -> str:
-    return await world.answered(SESSION, "PATCH", title="T")
-
-
-@outlet(shows="null")
-async def delete(world: World) -> str:
-    return await world.answered(SESSION, "DELETE")
-
-
-@outlet(shows="<title>")
-async def live_page(world: World) -> str:
-    return await world.answered("/")
-
-
-@outlet(shows='"session_id":"s"')
-async def list_of_apps(world: World) -> str:
-    return await world.answered("/apps")
-
-
-@outlet(shows='"session_id":"s"')
-async def list_of_an_app(world: World) -> str:
-    return await world.answered("/apps/app/sessions")
-
-
-@outlet(shows='"session_id":"s"')
-async def list_of_a_user(world: World) -> str:
-    return await world.answered(f"{USER}/sessions")
-
-
-@outlet(shows='"session_id":"s"')
-async def session_by_its_id(world: World) -> str:
-    return await world.answered("/apps/app/sessions?session_id=s")
-
-
-@outlet(shows="my_tool(")
-async def watch_in_text(world: World) -> str:
-    return await world.watched()
-
-
-@outlet(shows="adk_request_credential")
-async def watch_in_json(world: World) -> str:
-    return await world.watched("--json")
-
-
-@outlet(shows="ValueError")
-async def dead_letters_in_text(world: World) -> str:
-    return await world.printed("consumers", "dead-letters", CONSUMER)
-
-
-@outlet(shows="adk_request_credential")
-async def dead_letters_in_json(world: World) -> str:
-    return await world.printed("consumers", "dead-letters", CONSUMER, "--json")
-
-
-@outlet(shows='"revision": 2')
-async def sessions_in_json(world: World) -> str:
-    return await world.printed("sessions", "--app", "app", "--json")
-
-
-@outlet(shows="2 ")
-async def sessions_in_text(world: World) -> str:
-    return await world.printed("sessions", "--app", "app")
-
-
-@outlet(shows="my_tool(")
-async def show_in_text(world: World) -> str:
-    return await world.printed("show", *WHERE.values())
-
-
-@outlet(shows="adk_request_credential")
-async def show_in_json(world: World) -> str:
-    return await world.printed("show", *WHERE.values(), "--json")
+OUTLETS: dict[str, tuple[str, Outlet]] = {
+    "stream from now": ("my-client", lambda it: it.streamed(CHANGES)),
+    "stream with history": (
+        "adk_request_credential",
+        lambda it: it.streamed(CHANGES, history="all"),
+    ),
+    "stream after revision": (
+        "adk_request_credential",
+        lambda it: it.streamed(CHANGES, after_revision="0"),
+    ),
+    "stream of a tab": (
+        "my-client",
+        lambda it: it.streamed(USER_CHANGES, session_id="s"),
+    ),
+    "stream of a user": ('"revision":3', lambda it: it.streamed(USER_CHANGES)),
+    "stream of an app": ('"revision":3', lambda it: it.streamed("/apps/app/changes")),
+    "stream of everything": ('"revision":3', lambda it: it.streamed("/changes")),
+    "whole session": ("adk_request_credential", lambda it: it.answered(SESSION)),
+    "session at its creation": (
+        "my-client",
+        lambda it: it.answered(f"{SESSION}?at_revision=0"),
+    ),
+    "session at an event": (
+        "adk_request_credential",
+        lambda it: it.answered(f"{SESSION}?at_revision=1"),
+    ),
+    "list of events": ("adk_request_credential", lambda it: it.answered(EVENTS)),
+    "fork": ('"session_id"', lambda it: it.answered(f"{SESSION}/fork", "POST")),
+    "update": ('"title":"T"', lambda it: it.answered(SESSION, "PATCH", title="T")),
+    "delete": ("null", lambda it: it.answered(SESSION, "DELETE")),
+    "live page": ("<title>", lambda it: it.answered("/")),
+    "list of apps": ('"session_id":"s"', lambda it: it.answered("/apps")),
+    "list of an app": (
+        '"session_id":"s"',
+        lambda it: it.answered("/apps/app/sessions"),
+    ),
+    "list of a user": ('"session_id":"s"', lambda it: it.answered(f"{USER}/sessions")),
+    "session by its id": (
+        '"session_id":"s"',
+        lambda it: it.answered("/apps/app/sessions?session_id=s"),
+    ),
+    "watch in text": ("my_tool(", lambda it: it.watched()),
+    "watch in json": ("adk_request_credential", lambda it: it.watched("--json")),
+    "dead letters in text": (
+        "ValueError",
+        lambda it: it.printed("consumers", "dead-letters", CONSUMER),
+    ),
+    "dead letters in json": (
+        "adk_request_credential",
+        lambda it: it.printed("consumers", "dead-letters", CONSUMER, "--json"),
+    ),
+    "sessions in json": (
+        '"revision": 2',
+        lambda it: it.printed("sessions", "--app", "app", "--json"),
+    ),
+    "sessions in text": ("2 ", lambda it: it.printed("sessions", "--app", "app")),
+    "show in text": ("my_tool(", lambda it: it.printed("show", *WHERE.values())),
+    "show in json": (
+        "adk_request_credential",
+        lambda it: it.printed("show", *WHERE.values(), "--json"),
+    ),
+}
+"""What each shows, of what it may show."""
 
 
 @pytest.fixture

@@ -128,28 +128,6 @@ async def test_a_turn_of_a_runner_is_one_batch(
     ]
 
 
-async def test_later_events_of_a_turn_follow_by_themselves(
-    service: MongoSessionService,
-) -> None:
-    """After the final response each event is given alone, until the user speaks."""
-    memory = Turns()
-    await append_all(
-        service,
-        said("user", "u", "1"),
-        said("agent", "a", "1"),
-        called("1"),
-        said("second", "b", "1"),
-        said("user", "v", "1"),
-        called("1", "other"),
-        said("agent", "c", "1"),
-    )
-
-    await feed(service, memory)
-
-    late = [["u", "a"], ["tool()"], ["b"], ["v", "other()", "c"]]
-    assert memory.batches == late
-
-
 async def test_state_set_by_callbacks_ends_no_turn(
     service: MongoSessionService,
 ) -> None:
@@ -168,28 +146,6 @@ async def test_state_set_by_callbacks_ends_no_turn(
     await feed(service, memory)
 
     assert memory.batches == [["u", "-", "a"], ["w", "-"]]
-
-
-async def test_interleaved_turns_stay_apart(service: MongoSessionService) -> None:
-    """Turns that ran at the same time, and events of no turn, are not mixed."""
-    memory = Turns()
-    await append_all(
-        service,
-        said("user", "x"),
-        said("user", "u1", "1"),
-        said("user", "v1", "2"),
-        said("user", "u2", "1"),
-        called("2"),
-        said("agent", "a", "1"),
-        said("agent", "y"),
-        said("agent", "b", "2"),
-        said("agent", "z"),
-    )
-
-    await feed(service, memory)
-
-    turns = [["u1", "u2", "a"], ["x", "y"], ["v1", "tool()", "b"], ["z"]]
-    assert memory.batches == turns
 
 
 async def test_a_turn_of_any_length_is_whole(service: MongoSessionService) -> None:

@@ -29,7 +29,7 @@ from support.similar_ids import (
     strangers,
 )
 
-from mongo_session_service import InvalidInputError, MongoSessionService, SessionPage
+from mongo_session_service import MongoSessionService, SessionPage
 
 APP, USER, SESSION = 1, 2, 3
 """How much of a key a call takes."""
@@ -289,30 +289,6 @@ async def test_unknown_ids_find_no_similar_ones(
 
     assert len(keys) > len(crowd.keys)
     assert database_of.stored() == before
-
-
-async def test_a_page_token_is_of_one_search(crowd: Crowd) -> None:
-    """What goes on with one user's or app's pages is refused by every other's."""
-    scopes = [*crowd.users, *crowd.apps]
-
-    async def first(scope: Owner, **more: Any) -> str | None:
-        found = await crowd.service.find_sessions(**named(scope), limit=1, **more)
-        return found.next_page_token
-
-    async def refused(scope: Owner, token: str) -> None:
-        with pytest.raises(InvalidInputError):
-            await first(scope, page_token=token)
-
-    tokens = dict(zip(scopes, await asyncio.gather(*map(first, scopes)), strict=True))
-    pairs = [
-        (other, token)
-        for scope, token in tokens.items()
-        for other in scopes
-        if token and other != scope
-    ]
-    await asyncio.gather(*(refused(*each) for each in pairs))
-
-    assert len(pairs) > len(scopes)
 
 
 async def outcome(

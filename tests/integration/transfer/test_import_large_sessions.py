@@ -13,15 +13,12 @@ from support.transfers import (
     IDS,
     LATER,
     REPLACE,
-    SKIP,
     differences,
-    everything,
     moved,
     say,
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.errors import ConflictError
 from mongo_session_service.transfer import EVERYTHING, ServiceSource, move
 from mongo_session_service.transfer.sources import Item, Selection
 
@@ -93,58 +90,6 @@ async def test_leftovers_of_an_interrupted_move_are_replaced(
     await moved(old, service)
 
     assert stored.count_documents({}) == 24
-    assert await differences(old, service) == []
-
-
-async def test_a_large_session_catches_up(
-    old: InMemorySessionService, service: MongoSessionService
-) -> None:
-    """Only what is new of a large session is written, in parts as well."""
-    await moved(old, service)
-    for number in range(5):
-        await say(old, f"late {number}", LATER + number, topic=f"late {number}")
-
-    result, _ = await moved(old, service)
-    again, _ = await moved(old, service)
-
-    assert (result.caught_up, result.unchanged, result.events) == (1, 4, 5)
-    assert (again.unchanged, again.events) == (5, 0)
-    assert await differences(old, service) == []
-
-
-async def test_a_large_session_that_went_on_in_the_target_is_left_alone(
-    old: InMemorySessionService, service: MongoSessionService
-) -> None:
-    """A large session that is ahead is told from one in conflict."""
-    await moved(old, service)
-    for number in range(3):
-        await say(service, f"after the switch {number}", LATER + number)
-
-    result, problems = await moved(old, service)
-
-    assert (result.ahead, result.unchanged, problems) == (1, 4, [])
-
-
-async def test_a_conflict_in_a_large_session_is_found(
-    old: InMemorySessionService,
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """It stops the move, is skipped or replaced, in whichever part it is."""
-    await moved(old, service)
-    await say(old, "in the old", topic="old")
-    await say(service, "in the new", topic="new")
-    before = everything(admin, database)
-
-    with pytest.raises(ConflictError, match=r"event 7 \('in the old'\) differs"):
-        await moved(old, service)
-    skipped, _ = await moved(old, service, SKIP)
-    assert everything(admin, database) == before
-    replaced, _ = await moved(old, service, REPLACE)
-
-    assert (skipped.skipped, skipped.unchanged) == (1, 4)
-    assert (replaced.replaced, replaced.unchanged, replaced.events) == (1, 4, 1)
     assert await differences(old, service) == []
 
 

@@ -232,37 +232,6 @@ async def test_a_store_moves_beside_itself(place: Place, mongodb_uri: str) -> No
     assert (result.new, verified.is_equal) == (5, True)
 
 
-async def test_differences_are_reported_without_values(
-    old: InMemorySessionService,
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """Verification names what is lost, added or changed, and shows no value of it."""
-    await moved(old, service)
-    stored = admin[database]
-    stored.sessions.delete_one({"_id.session_id": "s2"})
-    first = {"_id.user_id": "bob/x", "_id.revision": 1}
-    stored.events.update_one(first, {"$set": {"event.author": "secret"}})
-    stored.events.delete_one({"_id.app_name": "bank", "_id.revision": 6})
-    stored.sessions.update_one(
-        {"_id.app_name": "bank"}, {"$set": {"state.topic": "secret", "revision": 5}}
-    )
-    stored.app_states.update_one({"_id": "bank"}, {"$unset": {"state.count": 1}})
-    await service.create_session(app_name="bank", user_id="x", session_id="extra")
-
-    found = await differences(old, service)
-
-    assert sorted(found) == [
-        "session 'extra' of user 'x' in app 'bank': only the target has it",
-        NAMED.format("s/3", "bob/x") + ": event 1 ('s/3-0-user') differs",
-        "session 's1' of user 'ada' in app 'bank': revision differs",
-        "session 's1' of user 'ada' in app 'bank': state differs",
-        "session 's2' of user 'ada' in app 'weather': the target does not have it",
-        "state of app 'bank': it differs",
-    ]
-
-
 @pytest.mark.parametrize("events", [0, 2])
 async def test_a_session_created_meanwhile_is_a_conflict(
     old: InMemorySessionService,
