@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.cli_runner import call, run
+from support.cli_runner import call
 from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
@@ -122,11 +122,3 @@ def test_a_uri_in_the_place_of_something_else_is_quoted_without_its_password(
     assert done.returncode in {1, 2}
     assert "hunter2" not in done.stdout + done.stderr
     assert ":/...@h" in done.stderr.replace("//", "/")
-
-
-def test_the_program_takes_it_there_too() -> None:
-    """As the others do in this process, the installed program does."""
-    done = run("export", "--uri", "mongodb://a/", "mongodb://b/", MONGODB_URI="")
-
-    assert done.returncode == 2
-    assert "Two different URIs are given" in done.stderr

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, RunConfig
-from google.adk.agents.run_config import StreamingMode
 from google.adk.apps import App
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.artifacts import InMemoryArtifactService
 from google.adk.events import Event
-from google.adk.models import LlmResponse
 from google.adk.runners import Runner
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools import ToolContext
@@ -128,28 +126,6 @@ async def test_limited_history(
     assert len((await stored(service, "s")).events) == 8
 
 
-async def test_streamed_parts_are_not_stored(service: MongoSessionService) -> None:
-    """Of a streamed answer the caller sees every part, storage only the whole."""
-    parts = [
-        LlmResponse(content=types.ModelContent(text), partial=partial)
-        for text, partial in (
-            ("It is ", True),
-            ("sunny.", True),
-            ("It is sunny.", None),
-        )
-    ]
-    agent, _ = chat(parts)
-    runner = Runner(agent=agent, app_name=APP, session_service=service)
-    await start(service, "s")
-
-    config = RunConfig(streaming_mode=StreamingMode.SSE)
-    events = await ask(runner, "s", "The weather?", run_config=config)
-
-    assert texts(events) == ["It is ", "sunny.", "It is sunny."]
-    events = (await stored(service, "s")).events
-    assert texts(events) == ["The weather?", "It is sunny."]
-
-
 async def test_images_and_artifacts(service: MongoSessionService) -> None:
     """A user's image comes back byte for byte, a tool's artifact as a version."""
     image = types.Part.from_bytes(data=bytes(range(256)), mime_type="image/png")
@@ -180,25 +156,6 @@ async def test_images_and_artifacts(service: MongoSessionService) -> None:
         {"chart.png": 1},
         {},
     ]
-
-
-async def test_model_errors_are_stored(service: MongoSessionService) -> None:
-    """A model's error is an event like any other, and the session goes on."""
-    error = LlmResponse(
-        error_code="SAFETY",
-        error_message="Blocked.",
-        finish_reason=types.FinishReason.SAFETY,
-    )
-    agent, _ = chat([error], "Better.")
-    runner = Runner(agent=agent, app_name=APP, session_service=service)
-    await start(service, "s")
-
-    events = await ask(runner, "s", "Something bad") + await ask(runner, "s", "Sorry")
-
-    log = (await stored(service, "s")).events
-    assert [log[1], log[3]] == events
-    assert (log[1].error_code, log[1].error_message) == ("SAFETY", "Blocked.")
-    assert log[1].finish_reason is types.FinishReason.SAFETY
 
 
 async def test_compaction(service: MongoSessionService) -> None:

@@ -17,8 +17,6 @@ from support.scripted_model import (
     conversation_in,
     instruction_of,
     start,
-    stored,
-    texts_of,
 )
 
 from mongo_session_service import MongoSessionService
@@ -94,24 +92,6 @@ async def test_state_in_instruction(
     (request,) = model.requests
     assert instruction_of(request)[0] == expected
     assert conversation_in(request) == ["Go on"]
-
-
-async def test_missing_key(service: MongoSessionService) -> None:
-    """A missing key raises KeyError, before the model is asked; a later turn works."""
-    model = ScriptedModel(script=["Done."])
-    agent = assistant(model, "Write about {topic}.")
-    runner = Runner(agent=agent, app_name=APP, session_service=service)
-    await start(service, "s")
-
-    with pytest.raises(KeyError, match="Context variable not found: `topic`"):
-        await ask(runner, "s", "Write")
-    assert model.requests == []
-
-    await ask(runner, "s", "About cats", state_delta={"topic": "cats"})
-    assert instruction_of(model.requests[0])[0] == "Write about cats."
-    events = (await stored(service, "s")).events
-    messages = [texts_of(event.content) for event in events if event.author == "user"]
-    assert messages == [["Write"], ["About cats"]]
 
 
 async def test_instruction_follows_state(service: MongoSessionService) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from google.adk.agents import LlmAgent
-from google.adk.artifacts import InMemoryArtifactService
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.adk.tools import ToolContext
-from google.genai import types
 from pymongo import MongoClient
 from support.scripted_model import (
     APP,
@@ -135,35 +133,3 @@ async def test_rewinding_twice(
     assert conversation_in(model.requests[-1]) == ["Who are you?"]
     count = 3 * 4 + 1 + 2 + 1 + 1 + 2
     assert revisions(admin, database, "s") == (count, list(range(1, count + 1)))
-
-
-async def test_rewind_restores_artifacts(service: MongoSessionService) -> None:
-    """A rewind gives an artifact its earlier content back, as a new version."""
-
-    async def draw(text: str, tool_context: ToolContext) -> str:
-        """Draw a picture."""
-        await tool_context.save_artifact("picture.txt", types.Part(text=text))
-        return "drawn"
-
-    model = ScriptedModel(
-        script=[call("draw", text="cat"), "Done.", call("draw", text="dog"), "Done."]
-    )
-    artifacts = InMemoryArtifactService()
-    runner = Runner(
-        agent=LlmAgent(name="artist", model=model, tools=[draw]),
-        app_name=APP,
-        session_service=service,
-        artifact_service=artifacts,
-    )
-    await start(service, "s")
-    turns = [await ask(runner, "s", text) for text in ("A cat", "A dog")]
-
-    await rewind(runner, "s", turns[1])
-
-    session = await stored(service, "s")
-    assert session.events[-1].actions.artifact_delta == {"picture.txt": 2}
-    picture = await artifacts.load_artifact(
-        app_name=APP, user_id=USER, session_id="s", filename="picture.txt"
-    )
-    assert picture is not None
-    assert picture.text == "cat"
