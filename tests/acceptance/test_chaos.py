@@ -43,5 +43,5 @@ def test_answers_to_clients_are_true_under_faults(
     assert answers["append", "ok"] > 20 * len(faults), answers
     for kind in ("create", "get", "delete"):
         assert answers[kind, "ok"], answers
-    kinds = {each.kind for each in outcome.history.readers if each.told}
+    kinds = {each.kind for each in outcome.history.readers if each.received}
     assert kinds == {"watch", "follow", "consume"}

@@ -43,7 +43,7 @@ class Listener:
                 elif change.kind == "appended":
                     self.stored[change.event.id] = part.text
 
-    def _has_heard(self, says: str, stores: str) -> bool:
+    def _has_received(self, says: str, stores: str) -> bool:
         return says in self.texts.values() or stores in self.stored.values()
 
 

@@ -1,4 +1,4 @@
-"""Compares the stored log with what the clients were told of it."""
+"""Compares the stored log with the answers that clients got."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _excused(operation: Operation, deletes: Iterable[Operation]) -> bool:
 
 
 def _check_ownership(operation: Operation) -> Iterator[str]:
-    """Whoever writes alone is never told that somebody else did."""
+    """Whoever writes alone gets no error for a write of another."""
     strange = {"StaleSessionError", "SessionNotFoundError", "AlreadyExistsError"}
     if operation.is_owner and operation.error in strange:
         yield f"{operation.name} was refused with {operation.error}, unreasonably"

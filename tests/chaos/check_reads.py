@@ -80,7 +80,7 @@ class _Known:
                 self._creates[each.key].append(each)
 
     def check_age(self, get: Operation) -> Iterator[str]:
-        """True if it shows all that its event loop had been told is stored."""
+        """True if it shows all that its event loop had stored before."""
         for append in self._appends[get.loop, get.found["born"]]:
             is_before = append.end < get.start
             if is_before and append.found["revision"] > get.found["revision"]:

@@ -34,7 +34,7 @@ def known_to_be_stored(history: History) -> set[str]:
         known.update(event for _, event, _ in log.events)
         known.add(log.state.get("born", ""))
     for reader in history.readers:
-        known.update(told.event for told in reader.told if told.event)
+        known.update(received.event for received in reader.received if received.event)
     # Who has appended to a session shows that it was created.
     return known | {
         history.operations[name].born for name in known if name in history.operations

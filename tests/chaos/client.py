@@ -74,7 +74,7 @@ class Client:
         self._sessions = 0
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Work until told that it is over."""
+        """Work until the run is over."""
         session: Session | None = None
         while not is_over():
             if session is None or len(session.events) >= LENGTH:

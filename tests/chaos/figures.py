@@ -18,9 +18,9 @@ def figures(outcome: Outcome) -> str:
     samples = outcome.samples
     seconds = samples[-1].at if samples else 0
     answers = Counter((each.kind, each.outcome) for each in operations)
-    told = sum(len(each.told) for each in outcome.history.readers)
+    received = sum(len(each.received) for each in outcome.history.readers)
     lines = [
-        f"{len(operations):,} calls in {seconds:,.0f} s; {told:,} changes told",
+        f"{len(operations):,} calls in {seconds:,.0f} s; {received:,} changes received",
         *(
             f"  {kind:8s} {ok:>9,} ok {answers[kind, 'failed']:>7,} failed"
             f" {answers[kind, 'unknown']:>5,} unknown"

@@ -1,4 +1,4 @@
-"""Records of a run: calls, answers, and what readers were told.
+"""Records of a run: calls, answers, and what readers received.
 
 Every process has a journal, a file of JSON lines. A line is written before a call and
 another after its answer, so that the journal of a killed process tells what it had
@@ -50,8 +50,8 @@ class Operation:
     """The content of the answer."""
 
 
-class Told(NamedTuple):
-    """A change, as a reader was told of it."""
+class Received(NamedTuple):
+    """A change, as a reader received it."""
 
     kind: str
     key: Key
@@ -61,16 +61,16 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Reader:
-    """A subscription or a consumer in one process, and all it was told."""
+    """A subscription or a consumer in one process, and all it received."""
 
     name: str
     kind: str
     """``watch``, ``follow`` for a single session's, or ``consume``."""
     ready: float
-    """From when on it is told of everything."""
-    told: list[Told] = field(default_factory=list)
+    """From when on it received everything."""
+    received: list[Received] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
-    """How many of these a consumer was told when a commit returned."""
+    """How many of these a consumer received when a commit returned."""
     ended: str = ""
     """``end`` if it saw the last change of the run; else why it stopped."""
     state: dict[str, Any] | None = None
@@ -112,7 +112,7 @@ class Stored:
 
 @dataclass(slots=True)
 class History:
-    """A run: what was asked and answered, told, and stored."""
+    """A run: what was asked and answered, received, and stored."""
 
     operations: dict[str, Operation]
     readers: list[Reader]
@@ -185,9 +185,11 @@ def _take(
     elif name := line.get("reader"):
         readers[name] = Reader(name, line["kind"], line["at"])
     elif name := line.get("to"):
-        told = Told(line["kind"], Key(*line["key"]), line["revision"], line["event"])
-        readers[name].told.append(told)
+        received = Received(
+            line["kind"], Key(*line["key"]), line["revision"], line["event"]
+        )
+        readers[name].received.append(received)
     elif name := line.get("committed"):
-        readers[name].committed.append(len(readers[name].told))
+        readers[name].committed.append(len(readers[name].received))
     elif name := line.get("ended"):
         readers[name].ended, readers[name].state = line["why"], line.get("state")

@@ -1,4 +1,4 @@
-"""Readers that write down all that they are told."""
+"""Readers that write down all that they received."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDINGS = (SlowSubscriberError, StorageError, HistoryLostError)
 
 
 def note(journal: Journal, reader: str, change: Change) -> None:
-    """Write down what a reader was told."""
+    """Write down what a reader received."""
     if change.kind == "state":
         return
     journal.write(
@@ -157,7 +157,7 @@ class _Follower:
         self._state: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Write down that it is told everything from now on."""
+        """Write down that it received everything from now on."""
         self._journal.write(reader=self._name, kind="follow", at=time.monotonic())
 
     async def read(self, changes: Subscription, seconds: float) -> None:

@@ -35,7 +35,7 @@ DATABASE = "chaos"
 CLOCKS = (0.0, 600.0, -600.0)
 """Seconds that the clocks of processes are ahead, in turn."""
 PATIENCE = 150.0
-"""Seconds in which every client has to end that was told to."""
+"""Seconds in which every client has to end that received to."""
 
 
 _KILLED = 10.0
@@ -133,7 +133,7 @@ def run(
         plan: How.
         replica_set: Three members, started.
         folder: For the journals.
-        progress: Told what happens, now and then.
+        progress: Received what happens, now and then.
     """
     return _Run(plan, replica_set, folder, progress).run()
 

@@ -39,7 +39,7 @@ async def followed(
         )
 
 
-async def all_told(
+async def all_received(
     service: MongoSessionService,
     session: Session,
     followers: list[Follower],

@@ -10,7 +10,7 @@ import pytest
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from support.failpoints import VICTIM, failing
-from support.followers import Followed, all_told, followed
+from support.followers import Followed, all_received, followed
 from support.subscriptions import (
     APP,
     ID,
@@ -66,7 +66,7 @@ async def test_failing_requests_for_more(
             await service.append_event(followers[0], new_event(app_n=-number))
         await asyncio.to_thread(hit)
     is_lost = fault.get("errorCode") in LOST
-    await all_told(service, *followers, is_lost=is_lost)
+    await all_received(service, *followers, is_lost=is_lost)
     stats = victim.feed_stats()
     assert stats.resyncs == is_lost
     assert stats.reconnects or is_lost
@@ -88,7 +88,7 @@ async def test_failing_to_open_again(
         await service.append_event(followers[0], new_event(n=-2))
         await asyncio.to_thread(hit)
     is_lost = fault.get("errorCode") in LOST
-    await all_told(service, *followers, is_lost=is_lost)
+    await all_received(service, *followers, is_lost=is_lost)
     stats = victim.feed_stats()
     assert stats.resyncs == is_lost
     assert stats.reconnects or is_lost
@@ -120,7 +120,7 @@ async def test_a_killed_operation(
     operations: list[dict[str, Any]] = []
     await until(lambda: operations.extend(admin.admin.aggregate(stages)) or operations)
     admin.admin.command("killOp", op=operations[0]["opid"])
-    await all_told(service, *followers, is_lost=False)
+    await all_received(service, *followers, is_lost=False)
 
 
 async def test_a_change_too_large_for_the_stream_is_delivered(
@@ -135,7 +135,7 @@ async def test_a_change_too_large_for_the_stream_is_delivered(
             await service.append_event(followers[0], new_event(app_n=-1))
             await asyncio.to_thread(hit)
         await service.append_event(followers[0], new_event(app_m=-1))
-    await all_told(service, *followers, is_lost=False)
+    await all_received(service, *followers, is_lost=False)
     assert victim.feed_stats().reconnects == 2
 
 
@@ -170,7 +170,7 @@ async def test_dropped_collections_of_others(
     admin[database].other.insert_one({})
     admin[database].other.rename("another")
     admin[database].drop_collection("another")
-    await all_told(service, *followers, is_lost=False)
+    await all_received(service, *followers, is_lost=False)
 
 
 async def test_no_change_is_missed_while_the_feed_restarts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymongo import MongoClient
-from support.followers import all_told, followed
+from support.followers import all_received, followed
 from support.subscriptions import USER, new_event
 
 from mongo_session_service import MongoSessionService
@@ -40,4 +40,4 @@ async def test_images_and_documents_at_the_limit() -> None:
             )
             everything = followers.pop()
             await everything.until(lambda: "deleted" in everything.kinds)
-            await all_told(service, session, followers, is_lost=False)
+            await all_received(service, session, followers, is_lost=False)

@@ -11,10 +11,10 @@ from chaos.history import (
     Key,
     Operation,
     Reader,
+    Received,
     Shared,
     Stored,
     StoredLog,
-    Told,
 )
 
 KEY = Key("app", "user", "s")
@@ -54,20 +54,20 @@ def flawless() -> History:
         (1, "a1", {"last": "a1", "app:k": "a1"}),
         (2, "a2", {"last": "a2", "app:k": "a2"}),
     ]
-    told = [
-        Told("created", KEY, 0, None),
-        Told("appended", KEY, 1, "a1"),
-        Told("appended", KEY, 2, "a2"),
+    received = [
+        Received("created", KEY, 0, None),
+        Received("appended", KEY, 1, "a1"),
+        Received("appended", KEY, 2, "a2"),
     ]
     state = {"born": "c", "last": "a2", "app:k": "a2"}
     return History(
         {each.name: each for each in calls},
         [
-            Reader("w1", "watch", 0, list(told), ended="end"),
-            Reader("w2", "watch", 0, list(told), ended="end"),
-            Reader("f", "follow", 0, list(told), ended="end", state=state),
-            Reader("all@1", "consume", 0, told[1:2], committed=[1]),
-            Reader("all@2", "consume", 5, told[2:]),
+            Reader("w1", "watch", 0, list(received), ended="end"),
+            Reader("w2", "watch", 0, list(received), ended="end"),
+            Reader("f", "follow", 0, list(received), ended="end", state=state),
+            Reader("all@1", "consume", 0, received[1:2], committed=[1]),
+            Reader("all@2", "consume", 5, received[2:]),
         ],
         Stored(
             {KEY: StoredLog(KEY, {"born": "c", "last": "a2"}, 2, events)},
@@ -172,24 +172,24 @@ def show_what_was_deleted(history: History) -> None:
 
 
 def tell_nothing(history: History) -> None:
-    history.readers[0].told.pop()
+    history.readers[0].received.pop()
 
 
 def tell_twice(history: History) -> None:
-    history.readers[0].told.append(history.readers[0].told[-1])
+    history.readers[0].received.append(history.readers[0].received[-1])
 
 
 def tell_in_another_order(history: History) -> None:
-    history.readers[1].told[1:] = history.readers[1].told[:0:-1]
+    history.readers[1].received[1:] = history.readers[1].received[:0:-1]
 
 
 def tell_what_failed(history: History) -> None:
     history.operations["a3"] = appended("a3", 3, 9, outcome="failed")
-    history.readers[0].told.append(Told("appended", KEY, 3, "a3"))
+    history.readers[0].received.append(Received("appended", KEY, 3, "a3"))
 
 
 def tell_of_another(history: History) -> None:
-    history.readers[0].told.append(Told("appended", OTHER, 1, "a2"))
+    history.readers[0].received.append(Received("appended", OTHER, 1, "a2"))
 
 
 def follow_astray(history: History) -> None:
@@ -197,11 +197,11 @@ def follow_astray(history: History) -> None:
 
 
 def consume_too_little(history: History) -> None:
-    history.readers[4].told.clear()
+    history.readers[4].received.clear()
 
 
 def consume_again(history: History) -> None:
-    history.readers[4].told.insert(0, history.readers[3].told[0])
+    history.readers[4].received.insert(0, history.readers[3].received[0])
 
 
 FAULTS = [
@@ -226,13 +226,13 @@ FAULTS = [
     (show_other_events, "other events"),
     (show_nothing, "does not find"),
     (show_what_was_deleted, "after d"),
-    (tell_nothing, "w1 was not told of a2"),
+    (tell_nothing, "w1 did not receive a2"),
     (tell_twice, "after revision 2"),
     (tell_in_another_order, "in another order"),
     (tell_what_failed, "which has raised"),
     (tell_of_another, "nobody has appended"),
     (follow_astray, "has put together"),
-    (consume_too_little, "consumer all was not told of a2"),
+    (consume_too_little, "consumer all did not receive a2"),
     (consume_again, "after its commit"),
 ]
 
@@ -265,10 +265,10 @@ def test_an_append_of_unknown_outcome_may_be_stored_or_not(outcome: str) -> None
     log(history).revision, log(history).state["last"] = 3, "a3"
     shared = history.stored.shared["app",]
     shared.state["k"], shared.revision = "a3", 3
-    told = Told("appended", KEY, 3, "a3")
+    received = Received("appended", KEY, 3, "a3")
     for reader in history.readers:
         if not reader.name.startswith("all@1"):
-            reader.told.append(told)
+            reader.received.append(received)
         if reader.state:
             reader.state |= late.delta
     present = check(history)

@@ -1,4 +1,4 @@
-"""Checks that subscriptions and consumers were told the log that is stored."""
+"""Checks that subscriptions and consumers received the log that is stored."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import pairwise
 
 from chaos.check_log import own_state, states
 from chaos.check_shared import known_to_be_stored
-from chaos.history import History, Key, Operation, Reader, Told
+from chaos.history import History, Key, Operation, Reader, Received
 
 
-def check_told(history: History) -> Iterator[str]:
-    """Compare what readers were told with what is stored."""
+def check_received(history: History) -> Iterator[str]:
+    """Compare what readers received with what is stored."""
     known = known_to_be_stored(history)
     for reader in history.readers:
         yield from _check_contents(reader, history)
@@ -28,62 +28,66 @@ def check_told(history: History) -> Iterator[str]:
 
 
 def _check_contents(reader: Reader, history: History) -> Iterator[str]:
-    for told in reader.told:
-        if told.kind != "appended":
+    for change in reader.received:
+        if change.kind != "appended":
             continue
-        append = history.operations.get(told.event or "")
-        if append is None or append.key != told.key:
-            yield f"{reader.name} was told {told}, which nobody has appended"
+        append = history.operations.get(change.event or "")
+        if append is None or append.key != change.key:
+            yield f"{reader.name} received {change}, which nobody has appended"
         elif append.outcome == "failed":
-            yield f"{reader.name} was told {told}, which has raised {append.error}"
+            yield f"{reader.name} received {change}, which has raised {append.error}"
         else:
-            yield from _check_revision(reader, told, append, history)
+            yield from _check_revision(reader, change, append, history)
 
 
 def _check_revision(
-    reader: Reader, told: Told, append: Operation, history: History
+    reader: Reader, change: Received, append: Operation, history: History
 ) -> Iterator[str]:
-    revision = append.found.get("revision", told.revision)
-    log = history.stored.sessions.get(told.key)
+    revision = append.found.get("revision", change.revision)
+    log = history.stored.sessions.get(change.key)
     if log and log.state.get("born") == append.born:
-        at = log.events[told.revision - 1 : told.revision] if told.revision else []
-        is_stored = [event for _, event, _ in at] == [told.event]
+        at = (
+            log.events[change.revision - 1 : change.revision] if change.revision else []
+        )
+        is_stored = [event for _, event, _ in at] == [change.event]
     else:
         is_stored = True
-    if revision != told.revision or not is_stored:
-        yield f"{reader.name} was told {told}, which is not what is stored"
+    if revision != change.revision or not is_stored:
+        yield f"{reader.name} received {change}, which is not what is stored"
 
 
 def _check_once_in_order(reader: Reader) -> Iterator[str]:
     """Each session's revisions follow each other, from its creation to its end."""
     at: dict[Key, int] = {}
-    for told in reader.told:
-        key, revision = told.key, told.revision or 0
-        match told.kind:
+    for change in reader.received:
+        key, revision = change.key, change.revision or 0
+        match change.kind:
             case "created" if key in at:
-                yield f"{reader.name} was told {told}, of a session that was there"
+                yield f"{reader.name} received {change}, of a session that was there"
             case "appended" if at.get(key, revision - 1) != revision - 1:
-                yield f"{reader.name} was told {told} after revision {at[key]}"
-        if told.kind == "deleted":
+                yield f"{reader.name} received {change} after revision {at[key]}"
+        if change.kind == "deleted":
             at.pop(key, None)
-        elif told.kind != "state":
+        elif change.kind != "state":
             at[key] = revision
 
 
 def _check_complete(reader: Reader, history: History, known: set[str]) -> Iterator[str]:
     if reader.ended != "end":
         return
-    told = {each.event for each in reader.told}
-    for name in known - told:
+    received = {each.event for each in reader.received}
+    for name in known - received:
         append = history.operations.get(name)
         if append and append.kind == "append" and append.start > reader.ready:
-            yield f"{reader.name} was not told of {name}"
+            yield f"{reader.name} did not receive {name}"
 
 
 def _check_state(reader: Reader, history: History) -> Iterator[str]:
     """Compare what a follower has put together with the session as it was, or is."""
-    last = max((each.revision or 0 for each in reader.told), default=0)
-    log = history.stored.sessions.get(reader.told[0].key) if reader.told else None
+    last = max((each.revision or 0 for each in reader.received), default=0)
+    log = (
+        history.stored.sessions.get(reader.received[0].key) if reader.received else None
+    )
     born = (reader.state or {}).get("born")
     if log is None or born is None or log.state.get("born") != born:
         return
@@ -94,34 +98,36 @@ def _check_state(reader: Reader, history: History) -> Iterator[str]:
         for prefix, scope in (("app:", log.key[:1]), ("user:", log.key[:2])):
             if shared := history.stored.shared.get(scope):
                 state |= {prefix + key: value for key, value in shared.state.items()}
-    told = reader.state or {}
-    if (told if reader.ended == "end" else own_state(told)) != state:
-        yield f"{reader.name} has put together {told}, which should be {state}"
+    received = reader.state or {}
+    if (received if reader.ended == "end" else own_state(received)) != state:
+        yield f"{reader.name} has put together {received}, which should be {state}"
 
 
 def _check_same_order(one: Reader, other: Reader) -> Iterator[str]:
-    """Both were told what both were told in the same order."""
-    places = {each.event: place for place, each in enumerate(one.told) if each.event}
+    """Both received what both received in the same order."""
+    places = {
+        each.event: place for place, each in enumerate(one.received) if each.event
+    }
     latest = -1
-    for each in other.told:
+    for each in other.received:
         place = places.get(each.event, -1) if each.event else -1
         if -1 < place < latest:
-            yield f"{one.name} and {other.name} were told {each} in another order"
+            yield f"{one.name} and {other.name} received {each} in another order"
             return
         latest = max(latest, place)
 
 
 def _check_consumers(history: History, known: set[str]) -> Iterator[str]:
-    """All readers under a consumer's name together were told everything, in order."""
+    """All readers under a consumer's name together received everything, in order."""
     readers = [each for each in history.readers if each.kind == "consume"]
     names = {each.name.partition("@")[0] for each in readers}
     for name in sorted(names):
         mine = [each for each in readers if each.name.partition("@")[0] == name]
-        told = {each.event for reader in mine for each in reader.told}
-        for event in known - told:
+        received = {each.event for reader in mine for each in reader.received}
+        for event in known - received:
             append = history.operations.get(event)
             if append and append.kind == "append" and not _may_be_gone(append, history):
-                yield f"consumer {name} was not told of {event}"
+                yield f"consumer {name} did not receive {event}"
         yield from _check_commits(mine)
 
 
@@ -132,19 +138,19 @@ def _may_be_gone(append: Operation, history: History) -> bool:
 
 
 def _check_commits(readers: Iterable[Reader]) -> Iterator[str]:
-    """Check that nothing committed is told again, and the rest in order."""
+    """Check that nothing committed comes again, and the rest in order."""
     committed: set[str] = set()
     for reader in sorted(readers, key=lambda each: each.ready):
         at: dict[Key, int] = {}
-        for told in reader.told:
-            if told.kind == "deleted":
-                at.pop(told.key, None)
-            if told.kind != "appended" or told.event is None:
+        for change in reader.received:
+            if change.kind == "deleted":
+                at.pop(change.key, None)
+            if change.kind != "appended" or change.event is None:
                 continue
-            if told.event in committed:
-                yield f"{reader.name} was told {told}, after its commit"
-            if told.key in at and told.revision != at[told.key] + 1:
-                yield f"{reader.name} was told {told} after revision {at[told.key]}"
-            at[told.key] = told.revision or 0
+            if change.event in committed:
+                yield f"{reader.name} received {change}, after its commit"
+            if change.key in at and change.revision != at[change.key] + 1:
+                yield f"{reader.name} received {change} after revision {at[change.key]}"
+            at[change.key] = change.revision or 0
         done = max(reader.committed, default=0)
-        committed.update(each.event for each in reader.told[:done] if each.event)
+        committed.update(each.event for each in reader.received[:done] if each.event)
