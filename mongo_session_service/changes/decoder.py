@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from mongo_session_service.changes.change import Change, ChangeKind
 from mongo_session_service.codec import bson_values, documents, partials
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
-from mongo_session_service.codec.waiting_fields import (
+from mongo_session_service.codec.waiting_calls import (
     WAITING,
     WAITING_FIELDS,
     decode_waiting,

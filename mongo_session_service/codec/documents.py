@@ -23,7 +23,11 @@ from google.adk.sessions.state import State
 from mongo_session_service.codec import bson_values, document_size, events
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
-from mongo_session_service.codec.waiting_fields import WAITING, decode_waiting
+from mongo_session_service.codec.waiting_calls import (
+    WAITING,
+    decode_waiting,
+    waiting_step,
+)
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
 from mongo_session_service.model import metadata
 from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
@@ -39,7 +43,6 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id
-from mongo_session_service.model.waiting_calls import waiting_step
 
 logger = logging.getLogger(__name__)
 

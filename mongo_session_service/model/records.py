@@ -16,8 +16,8 @@ from mongo_session_service.model.metadata import (
     Details,
     NotGiven,
 )
+from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.model.validation import check_id, lookup_id
-from mongo_session_service.model.waiting_calls import WaitingStep
 
 Document = dict[str, Any]
 """Document as the driver reads and writes it."""
@@ -167,6 +167,23 @@ class TurnFence(NamedTuple):
 
     epoch: int
     create_time: float
+
+
+class WaitingStep(NamedTuple):
+    """The effect of one event on the calls that wait."""
+
+    invocation_id: str = ""
+    asks: tuple[WaitingCall, ...] = ()
+    """Calls that begin to wait, their revision still unknown."""
+    answers: frozenset[str] = frozenset()
+    """Ids of calls that wait no longer."""
+    rewinds_before: str | None = None
+    """The invocation that it undoes, and all that followed."""
+
+    @property
+    def has_effect(self) -> bool:
+        """False of most events."""
+        return bool(self.asks or self.answers or self.rewinds_before)
 
 
 class Append(NamedTuple):

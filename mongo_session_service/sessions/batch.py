@@ -109,7 +109,7 @@ class BatchStore:
         for key in renamed if storage.has_transactions else ():
             query = Query("sessions", {"_id": key.id}, fields=ANNOUNCED)
             if found := await tx.find_one(query):
-                await tx.write(*details_announcement(found))
+                await tx.write(*details_announcement(storage, found))
 
     async def _refuse_known_events(self, planned: Sequence[PlannedWrite]) -> None:
         for write in (each.write for each in planned):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mongo_session_service.codec.waiting_fields import WAITING_FIELDS
+from mongo_session_service.codec.waiting_calls import WAITING_FIELDS
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import ANNOUNCES_DETAILS, Document, SessionKey
@@ -42,8 +42,8 @@ async def update_details(
             return None
         query = Query("sessions", {"_id": key.id}, without=("state",))
         found = await tx.find_one(query)
-        if found is not None and storage.has_transactions:
-            await tx.write(*details_announcement(found))
+        if found is not None:
+            await tx.write(*details_announcement(storage, found))
         return found
 
     found = await storage.run(update_session)
@@ -52,11 +52,14 @@ async def update_details(
     return found
 
 
-def details_announcement(session: Document) -> list[Statement]:
+def details_announcement(storage: Storage, session: Document) -> list[Statement]:
     """Inform the change feed of a session's details, in the transaction that sets them.
 
-    It looks at no updates of sessions: each append is one.
+    It looks at no updates of sessions: each append is one. Without transactions nobody
+    can follow it.
     """
+    if not storage.has_transactions:
+        return []
     id_ = queries.announcement_id(session["_id"], ANNOUNCES_DETAILS)
     details: Document = {name: session[name] for name in ANNOUNCED if name in session}
     return [

@@ -20,7 +20,12 @@ from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.documents import INITIAL, REDACTIONS, log_begins
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.codec.waiting_fields import decode_waiting, encode_waiting
+from mongo_session_service.codec.waiting_calls import (
+    REDACTED,
+    WaitingCalls,
+    decode_waiting,
+    encode_waiting,
+)
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
@@ -35,7 +40,6 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import Document, ScopedState, SessionKey
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
-from mongo_session_service.model.waiting_calls import REDACTED, WaitingCalls
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.event_log import (
@@ -252,8 +256,8 @@ async def _redact_step(
     is_changed = len(left) < len(waiting.named)
     change = fields_update(fields if is_changed else {}) | {"$inc": {REDACTIONS: 1}}
     await tx.write(Update("sessions", {"_id": part.key.id}, change))
-    if storage.has_transactions and is_changed:
-        await tx.write(*details_announcement(session | fields))
+    if is_changed:
+        await tx.write(*details_announcement(storage, session | fields))
     return len(new)
 
 
@@ -410,8 +414,7 @@ async def _redact_title(
     if not session or display_name(fields) != session.get("title"):
         return {}
     title = {"title": replacement[:MAX_TITLE]}
-    if storage.has_transactions:
-        await tx.write(*details_announcement(session | title))
+    await tx.write(*details_announcement(storage, session | title))
     return title
 
 

@@ -16,7 +16,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.waiting_fields import WAITING
+from mongo_session_service.codec.waiting_calls import WAITING
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
     check_labels,
@@ -49,6 +49,9 @@ _REFUSED: Final = (
 )
 
 
+_FINITE: Final = {"$gt": -math.inf, "$lt": math.inf}
+_TEXT: Final = {"$type": "string"}
+
 ORDERS: Final = ("create_time", "update_time")
 """Fields that sessions can be ordered by."""
 
@@ -75,15 +78,6 @@ class Search:
         return PagePosition(document[self.order_by], id_["user_id"], id_["session_id"])
 
     @property
-    def _has_position(self) -> Document:
-        """The filter for documents that a token can continue after."""
-        return {
-            self.order_by: {"$gt": -math.inf, "$lt": math.inf},
-            "_id.user_id": {"$type": "string"},
-            "_id.session_id": {"$type": "string"},
-        }
-
-    @property
     def order(self) -> dict[str, int]:
         direction = -1 if self.newest_first else 1
         names = (self.order_by, "_id.user_id", "_id.session_id")
@@ -93,7 +87,8 @@ class Search:
         conditions = [
             self.filter,
             queries.visible_filter(now),
-            self._has_position,
+            # A token can continue after these.
+            {self.order_by: _FINITE, "_id.user_id": _TEXT, "_id.session_id": _TEXT},
             *self._later_filters(after),
         ]
         return Query("sessions", {"$and": conditions}, self.order, limit)

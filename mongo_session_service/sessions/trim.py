@@ -25,7 +25,8 @@ from mongo_session_service.codec.documents import (
     TRIMMING,
     log_begins,
 )
-from mongo_session_service.codec.waiting_fields import (
+from mongo_session_service.codec.waiting_calls import (
+    WaitingCalls,
     decode_waiting,
     encode_waiting,
 )
@@ -34,7 +35,6 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
 )
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.model.waiting_calls import WaitingCalls
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.queries import fields_update
@@ -261,8 +261,8 @@ async def _set_cut(
     fields = encode_waiting(waiting, key, hooks)
     change = fields_update(cutting | fields)
     statements: list[Statement] = [Update("sessions", where, change, expected=1)]
-    if storage.has_transactions and waiting != decode_waiting(read, hooks):
-        statements += details_announcement(read | fields)
+    if waiting != decode_waiting(read, hooks):
+        statements += details_announcement(storage, read | fields)
     initial = {INITIAL: state, "create_time": read["create_time"], LOG_BEGINS: cut}
     first = {"_id": key.event_id(0)}
     statements.append(Update("events", first, {"$set": initial}, upsert=True))

@@ -14,26 +14,24 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
-from mongo_session_service.codec.waiting_fields import (
+from mongo_session_service.codec.waiting_calls import (
+    ABORTED,
+    ASKING,
     WAITING_FIELDS,
+    WaitingCalls,
     decode_waiting,
     encode_waiting,
+    waiting_calls,
+    waiting_step,
 )
 from mongo_session_service.model.records import (
     Append,
     Document,
     PlannedWrite,
     SessionKey,
+    WaitingStep,
 )
 from mongo_session_service.model.results import WaitingCall
-from mongo_session_service.model.waiting_calls import (
-    ABORTED,
-    ASKING,
-    WaitingCalls,
-    WaitingStep,
-    waiting_calls,
-    waiting_step,
-)
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.storage.kernel import Storage

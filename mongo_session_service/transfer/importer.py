@@ -524,8 +524,8 @@ class ImportTarget(StoreTarget):
             await tx.write(*log)
             now = {k: it for k, it in {**before, **fields}.items() if it is not None}
             is_announced = any(now.get(name) != before.get(name) for name in DETAILS)
-            if is_announced and self._storage.has_transactions:
-                await tx.write(*details_announcement(now))
+            if is_announced:
+                await tx.write(*details_announcement(self._storage, now))
 
         await self._storage.run(append_missing)
 

@@ -12,7 +12,7 @@ from typing import Final
 from google.adk.events.event import Event
 from google.genai import types
 
-from mongo_session_service.model.waiting_calls import ABORTED
+from mongo_session_service.codec.waiting_calls import ABORTED
 
 _STOPPED: Final = "Invocation was aborted by client."
 """ADK's own message."""

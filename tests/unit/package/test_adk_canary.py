@@ -18,7 +18,7 @@ from google.adk.sessions.base_session_service import (
 from pydantic import BaseModel
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.waiting_calls import ABORTED
+from mongo_session_service.codec.waiting_calls import ABORTED
 
 PUBLIC = {
     "append_event",

@@ -10,13 +10,13 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.model.waiting_calls import (
+from mongo_session_service.codec.waiting_calls import (
     MAX_NAMED,
     WaitingCalls,
-    WaitingStep,
     waiting_calls,
     waiting_step,
 )
+from mongo_session_service.model.records import WaitingStep
 
 INTERRUPTS = find_spec("google.adk.events._interrupts")
 IDS = ["c1", "c2", "c3", "c4"]
