@@ -25,7 +25,7 @@ from bson.timestamp import Timestamp
 from google.adk.events.event import Event
 
 from mongo_session_service.codec import bson_values, documents
-from mongo_session_service.codec.bson_values import decode_value, encode_value
+from mongo_session_service.codec.bson_values import encode_value
 from mongo_session_service.codec.documents import (
     HEAD,
     INITIAL,
@@ -267,53 +267,41 @@ async def select_events(
 
 
 async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, int]]:
-    rewinds = await _find_rewinds(storage, log)
+    rewinds = [
+        (revision, target)
+        async for revision, event in decode_log(storage, log, {_REWIND: {"$exists": 1}})
+        if (target := event.actions.rewind_before_invocation_id)
+    ]
     targets = {invocation_id for _, invocation_id in rewinds}
     firsts = await find_firsts(storage, log, targets) if targets else {}
     return undone_parts(rewinds, firsts)
 
 
 async def decode_log(
-    storage: Storage, log: LogAtRevision
+    storage: Storage, log: LogAtRevision, where: Document | None = None
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """Decode the events of a log, with their revisions, a page at a time."""
-    wanted = LogRange(log.begins, log.until + 1)
-    async for page in read_log(storage, log.key, wanted):
-        for each in page:
+    """Decode the events of a log, with their revisions, a page at a time.
+
+    They have to match ``where`` as well, unless they are sealed.
+    """
+    more = {} if is_sealed(storage) else where or {}
+    async for page in storage.scan(Query("events", {**log.where, **more}, order=1)):
+        for each in page.documents:
             event = documents.decode_event(each, storage.hooks)
             yield each["_id"]["revision"], event
-
-
-async def _find_rewinds(storage: Storage, log: LogAtRevision) -> list[tuple[int, str]]:
-    if is_sealed(storage):
-        return [
-            (revision, event.actions.rewind_before_invocation_id)
-            async for revision, event in decode_log(storage, log)
-            if event.actions.rewind_before_invocation_id
-        ]
-    where = {**log.where, _REWIND: {"$exists": 1, "$ne": ""}}
-    query = Query("events", where, then=({"$project": {"to": f"${_REWIND}"}},))
-    (found,) = await storage.read(query, patient=True)
-    return [(each["_id"]["revision"], decode_value(each["to"])) for each in found]
 
 
 async def find_firsts(
     storage: Storage, log: LogAtRevision, invocation_ids: set[str]
 ) -> dict[str, int]:
-    if is_sealed(storage):
-        firsts: dict[str, int] = {}
-        async for revision, event in decode_log(storage, log):
-            if event.invocation_id in invocation_ids:
-                firsts.setdefault(event.invocation_id, revision)
-                if len(firsts) == len(invocation_ids):
-                    break
-        return firsts
-    wanted = [encode_value(each) for each in invocation_ids]
-    where = {**log.where, _INVOCATION: {"$in": wanted}}
-    first = {"_id": f"${_INVOCATION}", "first": {"$min": "$_id.revision"}}
-    query = Query("events", where, then=({"$group": first},))
-    (found,) = await storage.read(query, patient=True)
-    return {decode_value(each["_id"]): each["first"] for each in found}
+    firsts: dict[str, int] = {}
+    wanted = {_INVOCATION: {"$in": [encode_value(each) for each in invocation_ids]}}
+    async for revision, event in decode_log(storage, log, wanted):
+        if event.invocation_id in invocation_ids:
+            firsts.setdefault(event.invocation_id, revision)
+            if len(firsts) == len(invocation_ids):
+                break
+    return firsts
 
 
 # --- Earlier states ---

@@ -93,6 +93,12 @@ class Search:
         ]
         return Query("sessions", {"$and": conditions}, self.order, limit)
 
+    def damaged_query(self, limit: int, now: float) -> Query:
+        """The query for sessions that are on no page: their time is damaged."""
+        damaged = {self.order_by: {"$not": _FINITE}}
+        conditions = [self.filter, queries.visible_filter(now), damaged]
+        return Query("sessions", {"$and": conditions}, limit=limit)
+
     def _later_filters(self, after: PagePosition | None) -> list[Document]:
         if after is None:
             return []
@@ -260,9 +266,14 @@ async def load_page(
     after = None if page_token is None else position_in_token(page_token, search)
     now = storage.clock.now()
     unread = (documents.INITIAL,) if with_state else (documents.INITIAL, "state")
-    query = replace(search.page_query(after, limit + 1, now), without=unread)
-    answer = await storage.read(query, patient=True)
-    (found,) = answer
+    wanted = [search.page_query(after, limit + 1, now)]
+    if after is None:
+        wanted.insert(0, search.damaged_query(limit, now))
+    answer = await storage.read(
+        *(replace(each, without=unread) for each in wanted), patient=True
+    )
+    *damaged, found = answer
+    documents.summaries(chain(*damaged), storage.hooks)  # it warns of them
     shown, states = found[:limit], None
     keys = [key for each in shown if (key := documents.key_of(each["_id"]))]
     if with_state and keys:

@@ -7,12 +7,9 @@ through it for the few events that matter. Where a hook has sealed them, all are
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from google.adk.events.event import Event
-
-from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
 from mongo_session_service.codec.waiting_calls import (
     ABORTED,
@@ -41,13 +38,15 @@ from mongo_session_service.storage.transactions import Transaction
 WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
 
 _HAS_RESPONSE: Final = {"event.content.parts.function_response": {"$exists": True}}
-_STEPS: Final = [
-    {"event.long_running_tool_ids": {"$exists": True}},
-    {"event.content.parts.function_call.name": {"$in": list(ASKING)}},
-    {"event.author": "user", **_HAS_RESPONSE},
-    {"event.error_code": ABORTED, **_HAS_RESPONSE},
-    {"event.actions.rewind_before_invocation_id": {"$exists": True}},
-]
+_STEPS: Final = {
+    "$or": [
+        {"event.long_running_tool_ids": {"$exists": True}},
+        {"event.content.parts.function_call.name": {"$in": list(ASKING)}},
+        {"event.author": "user", **_HAS_RESPONSE},
+        {"event.error_code": ABORTED, **_HAS_RESPONSE},
+        {"event.actions.rewind_before_invocation_id": {"$exists": True}},
+    ]
+}
 
 _Steps = list[tuple[int, WaitingStep]]
 
@@ -162,7 +161,7 @@ async def _read_steps(
     """Read the steps of a log, and where the invocations begin that are rewound."""
     steps: _Steps = []
     firsts: dict[str, int] = {}
-    async for revision, event in _read_events(storage, log):
+    async for revision, event in event_log.decode_log(storage, log, _STEPS):
         step = waiting_step(event)
         firsts.setdefault(step.invocation_id, revision)
         if step.has_effect:
@@ -171,14 +170,3 @@ async def _read_steps(
     if targets and not event_log.is_sealed(storage):
         firsts = await event_log.find_firsts(storage, log, targets)
     return steps, firsts
-
-
-async def _read_events(
-    storage: Storage, log: LogAtRevision
-) -> AsyncGenerator[tuple[int, Event]]:
-    more = {} if event_log.is_sealed(storage) else {"$or": _STEPS}
-    query = Query("events", {**log.where, **more}, order=1)
-    async for page in storage.scan(query):
-        for each in page.documents:
-            event = documents.decode_event(each, storage.hooks)
-            yield each["_id"]["revision"], event

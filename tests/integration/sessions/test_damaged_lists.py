@@ -128,6 +128,7 @@ async def test_a_damaged_session_is_named_once(
         lambda: service.list_sessions(app_name=APP),
         lambda: service.find_sessions(app_name=APP),
         lambda: service.find_sessions(app_name=APP, with_state=False),
+        lambda: service.find_sessions(**OF_USER, order_by="update_time"),
     )
     for read in reads:
         caplog.clear()

@@ -106,9 +106,7 @@ def test_a_page_costs_what_it_shows(
             "app", **wanted, where=None, newest_first=newest_first, hooks=NO_HOOKS
         )
         place = PagePosition(MOMENT + after // 3, "bob", f"s{after}") if after else None
-        stages = query_stages(
-            PLACE, found.page_query(place, 6, MOMENT, with_state=False)
-        )
+        stages = query_stages(PLACE, found.page_query(place, 6, MOMENT))
 
         shape, indexes, stats = explained(admin, database, stages)
 
@@ -128,7 +126,7 @@ async def test_a_state_key_can_have_an_index(
     found = new_search(
         "app", None, None, None, {"n": 3}, newest_first=True, hooks=NO_HOOKS
     )
-    stages = query_stages(PLACE, found.page_query(None, 6, MOMENT, with_state=True))
+    stages = query_stages(PLACE, found.page_query(None, 6, MOMENT))
 
     _, indexes, _ = explained(sessions, database, stages)
 
