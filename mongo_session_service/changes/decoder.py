@@ -12,7 +12,7 @@ import hashlib
 import logging
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Literal, NamedTuple
 
 import bson
@@ -66,7 +66,7 @@ class WatchedCollections(NamedTuple):
         return cls(*(getattr(connection, kind).name for kind in cls._fields))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChangeRecord:
     """A change as it is stored, from which its :class:`Change` is decoded."""
 
@@ -256,14 +256,8 @@ def follow(
         pipeline,
         start,
         slim=without_content(pipeline),
-        needs_document=lambda change: needs_document(change, names),
+        needs_document=partial(needs_document, names),
     )
-
-
-def cluster_time(change: Document) -> Timestamp:
-    """The time of commit, on the deployment's own clock."""
-    time: Timestamp = change["clusterTime"]
-    return time
 
 
 def time_of_token(token: Document) -> Timestamp:
@@ -312,17 +306,12 @@ def decode_partial(change: Document, hooks: Hooks) -> ChangeRecord | None:
 
 def _committed(record: ChangeRecord | None, change: Document) -> ChangeRecord | None:
     """Add to a record when and in which transaction it was committed."""
-    if record is None:
-        return None
-    is_in_transaction = "lsid" in change
-    return replace(
-        record,
-        time=record.time or committed_at(change),
-        cluster_time=cluster_time(change),
-        transaction=(
-            (change["lsid"]["id"], change["txnNumber"]) if is_in_transaction else None
-        ),
-    )
+    if record is not None:
+        record.time = record.time or committed_at(change)
+        record.cluster_time = change["clusterTime"]
+        if "lsid" in change:
+            record.transaction = change["lsid"]["id"], change["txnNumber"]
+    return record
 
 
 def decode_turn_progress(document: Document, hooks: Hooks) -> ChangeRecord | None:
@@ -429,7 +418,7 @@ def committed_at(change: Document) -> float:
     wall_time: datetime | None = change.get("wallTime")  # MongoDB 6.0 and later
     if wall_time is not None:
         return wall_time.replace(tzinfo=UTC).timestamp()
-    return float(cluster_time(change).time)
+    return float(change["clusterTime"].time)
 
 
 def _check_drop(change: Document, names: WatchedCollections) -> None:
@@ -447,7 +436,7 @@ def _check_drop(change: Document, names: WatchedCollections) -> None:
     raise HistoryLostError(f"{what}: there is nothing left to read.")
 
 
-def needs_document(change: Document, names: WatchedCollections) -> bool:
+def needs_document(names: WatchedCollections, change: Document) -> bool:
     """Whether a change lacks content, so that its document has to be read.
 
     It does if it was too large for the stream, or if another tool has changed a part of

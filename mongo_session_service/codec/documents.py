@@ -344,8 +344,7 @@ def _encode_event(
 
 
 def decode_event(stored: Document, hooks: Hooks) -> Event:
-    (event,) = decode_events([stored], hooks)
-    return event
+    return decode_events([stored], hooks)[0]
 
 
 def decode_events(stored: Sequence[Document], hooks: Hooks) -> list[Event]:
@@ -414,21 +413,13 @@ def decode_sessions(
 ) -> Iterator[StoredSession]:
     """Decode sessions, each with what it shares of the states of an app and its users.
 
-    The longest untouched comes first, ties by user and then session id. A list leaves
-    out a session that cannot be read.
+    The longest untouched comes first, ties by user and then session id. A list holds
+    only visible sessions, and leaves out one that cannot be read.
     """
-    app: _Copier = dict
-    users: dict[str, _Copier] = {}
-    for document in shared:
-        id_ = document["_id"]
-        if isinstance(id_, str):
-            app = _copier(document.get("state"), Owner.of_shared(id_), hooks)
-        else:
-            owner = Owner.of_shared(id_["app_name"], id_["user_id"])
-            users[id_["user_id"]] = _copier(document.get("state"), owner, hooks)
+    app, users = _shared_copiers(shared, hooks)
     shown: list[tuple[float, SessionKey, Document]] = []
     for document in sessions:
-        if is_visible(document, now):
+        if is_list or is_visible(document, now):
             try:
                 key = checked_key(document)
             except UnreadableError as error:
@@ -438,13 +429,17 @@ def decode_sessions(
     shown.sort(key=itemgetter(0, 1))
     shown.reverse()
     is_alone = app is dict and not users
+    is_as_shown = is_plain and hooks.is_missing
     while shown:
         update_time, key, document = shown.pop()
-        try:
-            state = decode_session_state(document, key, hooks, is_plain=is_plain)
-        except UnreadableError as error:
-            _leave_out(error, is_list=is_list)
-            continue
+        if is_as_shown and "title" not in document:  # as most are in a long list
+            state = document["state"]
+        else:
+            try:
+                state = decode_session_state(document, key, hooks, is_plain=is_plain)
+            except UnreadableError as error:
+                _leave_out(error, is_list=is_list)
+                continue
         if not is_alone and (common := app() | users.get(key.user_id, dict)()):
             state = state | common
         marker = Marker.of(document)
@@ -454,7 +449,7 @@ def decode_sessions(
             update_time,
             state,
             [],
-            log_begins(document),
+            document.get(LOG_BEGINS, 0),
             document.get(REDACTIONS, 0),
         )
 
@@ -466,6 +461,22 @@ def _leave_out(error: UnreadableError, *, is_list: bool) -> None:
 
 
 _Copier = Callable[[], dict[str, Any]]
+
+
+def _shared_copiers(
+    shared: Iterable[Document], hooks: Hooks
+) -> tuple[_Copier, dict[str, _Copier]]:
+    """Return what copies the state of an app, and that of each of its users."""
+    app: _Copier = dict
+    users: dict[str, _Copier] = {}
+    for document in shared:
+        id_ = document["_id"]
+        if isinstance(id_, str):
+            app = _copier(document.get("state"), Owner.of_shared(id_), hooks)
+        else:
+            owner = Owner.of_shared(id_["app_name"], id_["user_id"])
+            users[id_["user_id"]] = _copier(document.get("state"), owner, hooks)
+    return app, users
 
 
 def _copier(fields: Any, owner: Owner, hooks: Hooks) -> _Copier:

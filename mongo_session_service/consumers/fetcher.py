@@ -108,7 +108,7 @@ class Fetcher:
             self._stream = decoder.follow(self._storage, pipeline, self.position.start)
         change, token = await self._stream.next_change(), self._stream.token
         if change is not None:
-            time = decoder.cluster_time(change)
+            time = change["clusterTime"]
             self._read_until = Timestamp(time.time, time.inc - 1)  # others may have it
         elif token:
             self._read_until = decoder.time_of_token(token)
@@ -132,7 +132,7 @@ class Fetcher:
 
     def _delivery_of(self, change: Document) -> Delivery | None:
         """Return the delivery that a change event results in, if any."""
-        cluster_time, mark = decoder.cluster_time(change), decoder.mark_of(change)
+        cluster_time, mark = change["clusterTime"], decoder.mark_of(change)
         self._latest_token = change["_id"]
         decoded = decoder.decode_change(change, self._names, self._storage.hooks)
         is_known = self._was_delivered(mark, cluster_time)

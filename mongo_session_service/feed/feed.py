@@ -199,7 +199,7 @@ class _StreamReader(ABC):
                     return False
                 if change is not None:
                     recipients = self._dispatch(self._decode(change))
-                    self._position = decoder.cluster_time(change)
+                    self._position = change["clusterTime"]
                     if recipients >= _MANY:
                         await asyncio.sleep(0)
                     await pace.yield_to_loop()

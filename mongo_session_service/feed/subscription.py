@@ -95,7 +95,7 @@ class Subscription:
             raise RuntimeError(message)
         self._has_begun = True
         try:
-            await self._begin()
+            await self._catch_up()
         except BaseException:
             self.close()
             raise
@@ -119,7 +119,7 @@ class Subscription:
                 return change
         raise StopAsyncIteration
 
-    async def _begin(self) -> None:
+    async def _catch_up(self) -> None:
         backend = await self._feeds.backends.backend()
         await self._open_inbox(backend)
         self._since = await backend.connection.latest_time(patient=True)
@@ -229,16 +229,13 @@ class SessionSubscription(Subscription):
     def _delivered_revision(self) -> int:
         return -1 if self._revision is None else self._revision
 
-    async def _begin(self) -> None:
-        await self._catch_up()
-
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
         backend = await self._feeds.backends.backend()
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox(backend)
         view = await load_view(
-            backend,
+            backend.connection,
             self._key,
             self._revision,
             position,

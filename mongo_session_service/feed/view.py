@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.backend import Backend
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import (
     ChangeRecord,
@@ -22,7 +22,6 @@ from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.reads import SessionView
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 
@@ -37,9 +36,9 @@ class View:
     marker: Marker
     log_begins: int
     """The revision after which the session's log begins."""
-    is_complete: bool
+    is_complete: bool = True
     """Whether nothing else was missed; else it is a page of the session's events."""
-    missed: list[Change]
+    missed: list[Change] = field(default_factory=list)
     past_epoch: int = 0
     """The epoch of the latest turn that is over."""
     partials: list[Change] = field(default_factory=list)
@@ -49,28 +48,31 @@ class View:
 
 
 async def load_view(
-    backend: Backend,
+    storage: Storage,
     key: SessionKey,
     after_revision: int | None,
     not_before: Timestamp,
     *,
     with_partials: bool,
 ) -> View | None:
-    """Load a session and what a subscriber has missed; None if it is not stored.
+    """Load a session, not before a time, and what a subscriber has missed.
 
-    What follows a revision from before the session's log begins with a snapshot.
+    None if it is not stored. What follows a revision from before the session's log
+    begins with a snapshot.
     """
-    found = await backend.reads.load_view(key, after_revision, not_before)
-    if found is None:
-        return None
-    session, storage = found.session, backend.connection
-    view = View(
-        found.as_of,
-        Marker.of(session),
-        documents.log_begins(session),
-        found.is_last,
-        [*_missed_changes(key, found, after_revision, storage.hooks)],
+    sessions, *states = found = await storage.read(
+        *queries.session_queries(key), not_before=not_before, patient=True
     )
+    if not sessions or not documents.is_visible(sessions[0], storage.clock.now()):
+        return None
+    (session,), shared = sessions, [*chain(*states)]
+    documents.checked_key(session)
+    begins = documents.log_begins(session)
+    view = View(found.as_of, Marker.of(session), begins)
+    if after_revision is None:
+        view.missed = [_snapshot(key, session, shared, storage.hooks)]
+    else:
+        await _add_missed(view, storage, session, shared, after_revision)
     turn = session.get("turn") or {}
     if with_partials and view.is_complete:
         if "holder" in turn:
@@ -81,26 +83,39 @@ async def load_view(
     return view
 
 
-def _missed_changes(
-    key: SessionKey, found: SessionView, after_revision: int | None, hooks: Hooks
-) -> Iterator[Change]:
-    session, shared = found.session, found.shared
-    if after_revision is None:
-        yield _snapshot(key, session, shared, hooks)
-        return
-    log = found.log
-    if after_revision < documents.log_begins(session):
-        beginning, *log = log
-        yield _snapshot(key, beginning, shared, hooks)
-    yield from appended_changes(key, log, hooks)
-    if not found.is_last:
+async def _add_missed(
+    view: View,
+    storage: Storage,
+    session: Document,
+    shared: list[Document],
+    after_revision: int,
+) -> None:
+    """Add what follows a revision: a page of events, and the rest if it is the last."""
+    key, hooks = SessionKey(**session["_id"]), storage.hooks
+    if after_revision < view.log_begins:
+        after_revision = view.log_begins
+        first = Query("events", {"_id": key.event_id(0)})
+        (before,) = await storage.read(first, as_of=view.as_of, patient=True)
+        view.missed += [_snapshot(key, each, shared, hooks) for each in before]
+    size = storage.limits.page_events
+    following = queries.events_after(key, after_revision)
+    # Alone, since the first reply may hold no more than one event.
+    (log,) = page = await storage.read(
+        Query("events", following, order=1, limit=size),
+        as_of=view.as_of,
+        whole=False,
+        patient=True,
+    )
+    view.missed += appended_changes(key, log, hooks)
+    view.is_complete = page.is_whole and len(log) < size
+    if not view.is_complete:
         return
     time = session["update_time"]
     for each in shared:
-        yield from _state_changes(each, hooks, time)
+        view.missed += _state_changes(each, hooks, time)
     details = Details.from_document(session)
     if "title" in session or details.labels:  # an empty title was removed
-        yield updated_record(key, session, hooks, time).change()
+        view.missed.append(updated_record(key, session, hooks, time).change())
 
 
 def _snapshot(

@@ -23,10 +23,9 @@ from functools import partial
 from itertools import chain
 from threading import Lock
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
-from bson.timestamp import Timestamp
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
 
@@ -76,18 +75,6 @@ async def find_session_document(
     if found is None:
         raise session_not_found_error(key.session_id)
     return found
-
-
-class SessionView(NamedTuple):
-    """A session as it is stored at one time, and a page of its log."""
-
-    session: Document
-    shared: list[Document]
-    """The states of its app and of its user, as far as they are stored."""
-    log: list[Document]
-    is_last: bool
-    """Whether no events follow these."""
-    as_of: Timestamp
 
 
 class SessionReads:
@@ -273,40 +260,6 @@ class SessionReads:
         owner = Owner.of_shared(app_name, user_id)
         fields = stored["state"] if stored else {}
         return documents.decode_state(fields, owner, self._storage.hooks)
-
-    async def load_view(
-        self, key: SessionKey, after_revision: int | None, not_before: Timestamp
-    ) -> SessionView | None:
-        """Load a session as it is stored, not before a time; None if it is not.
-
-        Its log begins after a revision; it is left out if that is None. If it was
-        trimmed beyond that, the document before what is left of it comes first.
-        """
-        storage = self._storage
-        sessions, app, user = found = await storage.read(
-            *queries.session_queries(key), not_before=not_before, patient=True
-        )
-        if not sessions or not documents.is_visible(sessions[0], storage.clock.now()):
-            return None
-        (session,), shared, as_of = sessions, [*app, *user], found.as_of
-        documents.checked_key(session)
-        if after_revision is None:
-            return SessionView(session, shared, [], is_last=True, as_of=as_of)
-        before: list[Document] = []
-        if after_revision < (begins := documents.log_begins(session)):
-            after_revision, first = begins, Query("events", {"_id": key.event_id(0)})
-            (before,) = await storage.read(first, as_of=as_of, patient=True)
-        size = storage.limits.page_events
-        following = queries.events_after(key, after_revision)
-        # Alone, since the first reply may hold no more than one event.
-        (log,) = page = await storage.read(
-            Query("events", following, order=1, limit=size),
-            as_of=as_of,
-            whole=False,
-            patient=True,
-        )
-        is_last = page.is_whole and len(log) < size
-        return SessionView(session, shared, before + log, is_last=is_last, as_of=as_of)
 
     async def load_end(self, key: SessionKey) -> StoredSession:
         """Load a session with its last event alone, and without state."""

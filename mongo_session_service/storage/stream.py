@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -157,9 +157,11 @@ class Stream:
         return True
 
     async def _read(self) -> Document | None:
+        silence = self._database.limits.stream_silence_seconds
         try:
             with SwallowedCancellation():
-                change = await self._try_next()
+                async with asyncio.timeout(silence if self._is_level else _SEARCH):
+                    change = await self._try_next()
         except BaseException as error:
             if isinstance(error, PyMongoError):
                 await renew_connections(self._database.client, error)
@@ -176,28 +178,24 @@ class Stream:
         return change
 
     async def _try_next(self) -> Document | None:
-        silence = self._database.limits.stream_silence_seconds
-        async with asyncio.timeout(silence if self._is_level else _SEARCH):
-            if self._change_stream is None:
-                await self._reopen()
-            if self._is_polling and not self.has_more:
-                await asyncio.sleep(_POLL)
-            change = await self._await_call(self._change_stream.try_next())
-            self._note_resuming()
-            if change is not None:
-                await self._add_document(change)
-            elif not self._change_stream.alive:
+        if self._change_stream is None:
+            await self._reopen()
+        if self._is_polling and not self.has_more:
+            await asyncio.sleep(_POLL)
+        call = self._change_stream.try_next()
+        if self._database.driver is Driver.MOTOR:
+            # A cancellation does not stop its thread, which may open a cursor.
+            self._thread = background(call)
+            call = asyncio.shield(self._thread)
+        change: Document | None = await call
+        self._note_resuming()
+        if change is None:
+            if not self._change_stream.alive:
                 raise TimeoutError  # the server closed it
-            return change
-
-    async def _await_call(
-        self, call: Coroutine[Any, Any, Document | None]
-    ) -> Document | None:
-        if self._database.driver is not Driver.MOTOR:
-            return await call
-        # A cancellation does not stop its thread, which may open a cursor.
-        self._thread = background(call)
-        return await asyncio.shield(self._thread)
+        elif self._needs_document(change):
+            collection = self._database.database[change["ns"]["coll"]]
+            change["fullDocument"] = await collection.find_one(change["documentKey"])
+        return change
 
     async def _reopen(self) -> None:
         pipeline = self._slim_pipeline if self._slim else self._pipeline
@@ -216,12 +214,6 @@ class Stream:
         before, self._cursor = self._cursor, current_cursor(self._change_stream)
         if before is not None and self._cursor is not before:
             self.reopened += 1
-
-    async def _add_document(self, change: Document) -> None:
-        """Read the document of a change that lacks content."""
-        if self._needs_document(change):
-            collection = self._database.database[change["ns"]["coll"]]
-            change["fullDocument"] = await collection.find_one(change["documentKey"])
 
     async def close_cursor(self) -> None:
         """Close the server's cursor; the next call opens another."""
