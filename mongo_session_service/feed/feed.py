@@ -28,14 +28,13 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.stats import Counters, FeedStats
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS
-from mongo_session_service.storage.tasks import Pace, Supervisor, background
+from mongo_session_service.storage.tasks import Pace, background, log_death
 
 logger = logging.getLogger(__name__)
 
 _CLOSED: Final = "The service was closed meanwhile."
 _MANY: Final = 100
 """Recipients of a change whose readers run before the next one: it takes them 1 ms."""
-_SUPERVISOR: Final = Supervisor("The change feed")
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SILENT: Final = 2.0
 """Seconds without a reply after which a stream counts as behind."""
@@ -178,7 +177,7 @@ class _StreamReader(ABC):
         except MongoSessionServiceError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001  raised by the subscriptions
-            _SUPERVISOR.log_death(failure)
+            log_death("The change feed", failure)
             text = f"The change feed failed with {type(failure).__name__}."
             error = MongoSessionServiceError(text)
         if self._run is asyncio.current_task():

@@ -24,7 +24,7 @@ from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import deletion, queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query, TooLateError
-from mongo_session_service.storage.tasks import Supervisor, background
+from mongo_session_service.storage.tasks import keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ _JITTER: Final = 0.4
 """Seconds, at most, by which processes that know of the same expiry differ."""
 _AFTER_FAILURE: Final = 5.0
 """Seconds after a sweep that failed."""
-_SUPERVISOR: Final = Supervisor("The sweep of expired sessions")
 
 
 @dataclass(slots=True)
@@ -120,7 +119,7 @@ class Sweep:
         is_running = self._task is not None and not self._task.done()
         if self._schedule.delay <= 0 and not is_running:
             self._schedule.begin_look()
-            self._task = background(_SUPERVISOR.run_task(self._sweep))
+            self._task = keep_running("The sweep of expired sessions", self._sweep)
         self._set_timer()
 
     async def _sweep(self) -> None:

@@ -46,9 +46,9 @@ from mongo_session_service.storage.clients import Driver
 from mongo_session_service.storage.database import boot_time, kill_client_sessions
 from mongo_session_service.storage.failures import Effect, TimeLimitError, repeat
 from mongo_session_service.storage.tasks import (
-    Supervisor,
     SwallowedCancellation,
     background,
+    log_death,
     running_loop,
     uninterrupted,
 )
@@ -64,7 +64,6 @@ THREAD_NAME: Final = "mongo-session-service-leases"
 
 _LOCK_WAIT_SECONDS: Final = 1.0
 """Seconds that the server may at least wait for a document that is locked."""
-_SUPERVISOR: Final = Supervisor("The renewal of leases")
 _NEVER: Final = datetime(1970, 1, 1)  # noqa: DTZ001  as the driver decodes times
 _IDLE_SECONDS: Final = 10.0
 """Seconds that the thread stays after the last lease."""
@@ -354,8 +353,8 @@ class LeaseRenewer:
             if self._stopping is None:
                 stopping = self._stopping = threading.Event()
                 self._thread = threading.Thread(
-                    target=_SUPERVISOR.run_thread,
-                    args=[self._keep_renewing, stopping, limits],
+                    target=self._keep_renewing,
+                    args=[stopping, limits],
                     name=THREAD_NAME,
                     daemon=True,
                 )
@@ -388,11 +387,14 @@ class LeaseRenewer:
             while not stopping.wait(tick) and not self._is_idle():
                 if not (due := self._due_leases()):
                     continue
-                # What is lost is noticed by its next write.
-                with suppress(PyMongoError):
+                try:
                     if database is None:
                         database = _open_database(due[0].connection, closing)
                     _renew_due(database, due)
+                except PyMongoError:
+                    pass  # what is lost is noticed by its next write
+                except Exception as error:  # noqa: BLE001  or nobody would renew
+                    log_death("The renewal of leases", error)
                 seconds = time.monotonic() - min(each.renewed_at for each in due)
                 if seconds < limits.lease_seconds:
                     is_told = False

@@ -18,7 +18,7 @@ from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from itertools import count
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from mongo_session_service.errors import ConfigurationError
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 _FIRST_RESTART_PAUSE: Final = 0.1
 """Seconds until a task that has died is started again."""
 _LONGEST_RESTART_PAUSE: Final = 2.0
-"""Seconds, as long as it dies again and again; a lease needs a renewal in six."""
+"""Seconds, as long as it dies again and again."""
 
 
 async def uninterrupted(work: Awaitable[Result]) -> Result:
@@ -149,55 +149,29 @@ class SwallowedCancellation:
             raise asyncio.CancelledError
 
 
-class Supervisor(NamedTuple):
-    """Runs a task or thread until it ends by itself; restarts it after a failure."""
+def keep_running(
+    task_name: str, run: Callable[..., Awaitable[None]], *args: object
+) -> asyncio.Task[None]:
+    """Start a task that runs to its end, again after each failure, which is logged."""
 
-    task_name: str
-    """The subject of the sentence that is logged."""
-
-    async def run_task(
-        self,
-        run: Callable[Arguments, Awaitable[None]],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> None:
-        """Run a coroutine to its end, again after each failure."""
-        for pause in _pauses():
+    async def run_again() -> None:
+        for attempt in count():
             try:
-                await run(*args, **kwargs)
-                return
+                await run(*args)
             except Exception as error:  # noqa: BLE001  or nobody would do its work
-                self.log_death(error)
-            await asyncio.sleep(pause)
-
-    def run_thread(
-        self,
-        run: Callable[Arguments, None],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> None:
-        """Run a thread's function to its end, again after each failure."""
-        for pause in _pauses():
-            try:
-                run(*args, **kwargs)
+                log_death(task_name, error)
+            else:
                 return
-            except Exception as error:  # noqa: BLE001  or nobody would do its work
-                self.log_death(error)
-            time.sleep(pause)
+            first, longest = _FIRST_RESTART_PAUSE, _LONGEST_RESTART_PAUSE
+            await asyncio.sleep(backoff(attempt, first=first, longest=longest))
 
-    def log_death(self, error: Exception) -> None:
-        """Log the cause, without its text, which may quote what is stored."""
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        logger.error(
-            "%s died of %s at %s.", self.task_name, type(error).__qualname__, where
-        )
+    return background(run_again())
 
 
-def _pauses() -> Iterator[float]:
-    for attempt in count():
-        yield backoff(
-            attempt, first=_FIRST_RESTART_PAUSE, longest=_LONGEST_RESTART_PAUSE
-        )
+def log_death(task_name: str, error: Exception) -> None:
+    """Log the cause, without its text, which may quote what is stored."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    logger.error("%s died of %s at %s.", task_name, type(error).__qualname__, where)
 
 
 def backoff(attempt: int, *, first: float, longest: float) -> float:

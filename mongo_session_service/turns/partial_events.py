@@ -43,12 +43,11 @@ from mongo_session_service.sessions import queries
 from mongo_session_service.storage.failures import DUPLICATE_KEY
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
-from mongo_session_service.storage.tasks import Supervisor, background
+from mongo_session_service.storage.tasks import keep_running
 from mongo_session_service.telemetry import PARTIAL_SIZES, record_size
 
 logger = logging.getLogger(__name__)
 
-_SUPERVISOR: Final = Supervisor("The writer of partials")
 _TOO_MUCH: Final = "Too much of it waits for MongoDB."
 
 
@@ -211,7 +210,9 @@ class PartialWriter:
         # The backends have this as a part, and would never go if it kept them.
         self._queues[queue] = None
         if self._task is None or self._task.done():
-            self._task = background(_SUPERVISOR.run_task(self._keep_writing, backends))
+            self._task = keep_running(
+                "The writer of partials", self._keep_writing, backends
+            )
 
     async def finish(self, limit: float) -> None:
         """Write what is left; what takes longer than these seconds is lost."""

@@ -25,8 +25,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.tasks import (
-    Supervisor,
-    background,
+    keep_running,
     running_loop,
     uninterrupted,
 )
@@ -54,7 +53,6 @@ logger = logging.getLogger(__name__)
 _CLOSED: Final = "the service was closed"
 _LAST_WRITE: Final = 2.0
 """Seconds in which the end of the last turns is written, when a service is closed."""
-_SUPERVISOR: Final = Supervisor("The look for turns to be stopped")
 
 
 class RunArguments(TypedDict, total=False):
@@ -368,7 +366,9 @@ class RunningTurns:
         await running.begin(here.writer)
         here.turns.add(running)
         if here.polling is None or here.polling.done():
-            here.polling = background(_SUPERVISOR.run_task(self._poll_stops, here))
+            here.polling = keep_running(
+                "The look for turns to be stopped", self._poll_stops, here
+            )
 
     def find(self, key: SessionKey) -> RunningTurn | None:
         here = self.backends.parts(_LoopTurns).get(running_loop())

@@ -32,10 +32,9 @@ from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import lease_is_free, renewed_at_condition
 from mongo_session_service.storage.statements import Delete, Query, Update
-from mongo_session_service.storage.tasks import Supervisor, background
+from mongo_session_service.storage.tasks import keep_running
 
 _RENEW_EVERY: Final = 2.0  # seconds
-_SUPERVISOR: Final = Supervisor("The look for free turns")
 _AT_ONCE: Final = 10
 """Turns that are acquired at the same time, in one event loop."""
 
@@ -204,7 +203,7 @@ class WaitingLine:
         line = self._lines.setdefault(ticket.key, set())
         line.add(waiter)
         if self._looking is None:
-            self._looking = background(_SUPERVISOR.run_task(self._keep_looking))
+            self._looking = keep_running("The look for free turns", self._keep_looking)
         self.look()  # the turn may have been released before
         try:
             yield waiter
