@@ -26,7 +26,7 @@ from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import server
-from mongo_session_service.storage.failures import topology_of
+from mongo_session_service.storage.clients import topology_of
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.transactions import Transaction
@@ -235,8 +235,7 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     is_standalone = server.is_standalone(await server.examined_hello(storage))
     for name, check in CHECKS.items():
         try:
-            async with storage.translating_errors():
-                finding = await check(storage)
+            finding = await check(storage)
         except errors.NotAuthorizedError as error:
             finding = Finding(name, Status.UNKNOWN, str(error), _GRANT)
         except errors.StorageUnavailableError:
@@ -250,13 +249,13 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
 
 
 async def _check_server(storage: Storage) -> Finding:
-    hello = await server.ask_hello(storage.client)
-    await server.check_product(storage.metadata, hello)
+    hello = await server.examined_hello(storage)
+    await server.check_product(storage, hello)
     return judge_server(hello, await storage.command({"buildInfo": 1}))
 
 
 async def _check_members(storage: Storage) -> Finding:
-    hello = await server.ask_hello(storage.client)
+    hello = await server.examined_hello(storage)
     if server.is_mongos(hello):
         return judge_shards(await _shard_keys(storage))
     servers = topology_of(storage.client).server_descriptions()
@@ -291,7 +290,7 @@ async def _check_transactions(storage: Storage) -> Finding:
 
     if not storage.has_transactions:
         return judge_transaction(None)
-    server.check_server(await server.ask_hello(storage.client), transactions=True)
+    server.check_server(await server.examined_hello(storage), transactions=True)
     began = time.perf_counter()
     await storage.run(read)
     took, lifetime = time.perf_counter() - began, None

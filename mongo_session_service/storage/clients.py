@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAJORITY: Final = WriteConcern("majority")
+_MAJORITY: Final = WriteConcern("majority")
 _JOURNALED: Final = WriteConcern("majority", j=True)
 
 
@@ -100,22 +100,26 @@ class Driver(Enum):
         return client.get_database(database.name), client.close
 
     def is_sharded(self, client: Any) -> bool:
-        """True if a client speaks to a mongos, as far as it knows."""
+        """Whether a client speaks to a mongos, as far as it knows."""
         if self is Driver.MOCK:
             return False
-        client = client.delegate if self is Driver.MOTOR else client
-        name = client.topology_description.topology_type_name
+        name = topology_of(client).topology_type_name
         return name in {"Sharded", "LoadBalanced"}
 
     def known_primary(self, client: Any) -> object:
         """Return the primary and its term, as far as the client knows them."""
         if self is Driver.MOCK:
             return None
-        client = client.delegate if self is Driver.MOTOR else client
-        for each in client.topology_description.server_descriptions().values():
+        for each in topology_of(client).server_descriptions().values():
             if each.is_writable:
                 return each.address, each.election_id
         return None
+
+
+def topology_of(client: Any) -> Any:
+    """Return what a client of PyMongo's or Motor's knows of its servers."""
+    is_own = isinstance(client, AsyncMongoClient)
+    return (client if is_own else client.delegate).topology_description
 
 
 def belongs_to_loop(client: Any) -> bool:
@@ -152,7 +156,7 @@ def warn_of_unused_concerns(client: Any) -> None:
 
 def write_concern(client: Any) -> WriteConcern:
     """Return the write concern of every write through a client."""
-    return _JOURNALED if client.write_concern.document.get("j") else MAJORITY
+    return _JOURNALED if client.write_concern.document.get("j") else _MAJORITY
 
 
 DEFAULT_DATABASE: Final = "adk"

@@ -29,9 +29,9 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.records import SHARD_KEY, Document
-from mongo_session_service.storage import clients, failures
+from mongo_session_service.storage import clients
 from mongo_session_service.storage.clients import Driver
-from mongo_session_service.storage.tasks import SwallowedCancellation, uninterrupted
+from mongo_session_service.storage.tasks import uninterrupted
 
 _BREAK: Final = 1.5
 """Seconds without an answer after which MongoDB may have been away meanwhile."""
@@ -199,10 +199,6 @@ class Database:
             found = self._collections[name] = self.database[self.prefix + name]
         return found
 
-    def translating_errors(self) -> failures.ErrorTranslation:
-        """Translate the driver's errors raised in the block to this package's."""
-        return failures.ErrorTranslation(self.client)
-
     @property
     def is_mock(self) -> bool:
         """True if the server is mongomock: in this process, without a clock."""
@@ -248,14 +244,6 @@ class Database:
         """Seconds until a write is given up: ``timeoutMS``, or a minute."""
         longest = self.limits.write_seconds
         return min(self.client.options.timeout or longest, longest)
-
-    async def ask_time(self) -> float:
-        """Return the server's time, and set the service's clock by it."""
-        if self.driver is not Driver.MOCK:
-            with SwallowedCancellation():
-                async with self.translating_errors():
-                    self.clock.set_by(await self.client.admin.command("hello"))
-        return self.clock.now()
 
     def with_default_codec(self, collection: Any) -> Any:
         """Return a collection that is read without this package's decoders.

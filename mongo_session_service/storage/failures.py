@@ -21,30 +21,33 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
 from itertools import count
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from bson.errors import BSONError
 from pymongo import AsyncMongoClient
-from pymongo import errors as driver_errors
-from pymongo.errors import (
-    ConnectionFailure,
-    OperationFailure,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-)
+from pymongo import errors as driver
+from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service import errors
-from mongo_session_service.errors import (
-    ConfigurationError,
-    MongoSessionServiceError,
-    NotAuthorizedError,
-    StorageError,
-    StorageUnavailableError,
-    UnknownOutcomeError,
-)
+from mongo_session_service.errors import NotAuthorizedError, StorageError
+from mongo_session_service.storage.clients import topology_of
 from mongo_session_service.storage.statements import DuplicateError
 from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
+
+Result = TypeVar("Result")
+
+RETRY_LIMIT: Final = 60.0
+"""Seconds until a failing operation is given up; an election takes up to 12."""
+
+PAUSE_AFTER_LOSS: Final = 0.5
+"""Seconds before a stream that lost its history is reopened, to avoid a busy loop."""
+
+_REPEAT_PAUSES: Final = (0.01, 0.05, 0.2)
+"""Seconds between the attempts of what is repeated soon."""
+
+_FIRST_RETRY_PAUSE: Final = 0.02  # seconds
+_LONGEST_RETRY_PAUSE: Final = 2.0  # seconds
+_FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"
@@ -97,7 +100,7 @@ _REFUSED_COMMAND: Final = re.compile(
 
 DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
-UNAUTHORIZED: Final = 13
+_UNAUTHORIZED: Final = 13
 _LOGIN_REFUSED: Final = {
     11,  # UserNotFound
     17,  # ProtocolError, if the user was dropped amid its login
@@ -157,192 +160,6 @@ that limit."""
 _REPEATED: Final = ("RetryableWriteError", "UnknownTransactionCommitResult")
 """Labels of what the driver repeats by itself."""
 _TRANSIENT_LABELS: Final = ("TransientTransactionError", "RetryableWriteError")
-
-
-def is_starting(error: PyMongoError) -> bool:
-    """True if an error came from a connection to a member that was not ready.
-
-    Such a member does not support sessions yet. The driver remembers that for as long
-    as the connection is open, and concludes that the whole deployment does not.
-    """
-    is_config = isinstance(error, driver_errors.ConfigurationError)
-    return is_config and str(error).startswith("Sessions are not supported")
-
-
-def is_logged_out(error: PyMongoError) -> bool:
-    """True if an error came from a connection that no user is logged in on.
-
-    MongoDB logs out every connection of a user who is dropped, for good, even if the
-    user is created again.
-    """
-    is_refused = isinstance(error, OperationFailure)
-    return is_refused and "requires authentication" in str(error)
-
-
-def is_turned_away(error: PyMongoError) -> bool:
-    """True if a server answered that it cannot do a command now, but will soon.
-
-    The driver has repeated what has one of the labels, and it may have been done.
-    """
-    is_refused = isinstance(error, OperationFailure) and error.code in TRANSIENT_CODES
-    is_labelled = any(error.has_error_label(label) for label in _REPEATED)
-    is_not_primary = isinstance(error, driver_errors.NotPrimaryError)
-    return (is_refused or is_not_primary) and not is_labelled
-
-
-class TimeLimitError(driver_errors.NetworkTimeout):
-    """A time limit of this package has run out; the text is this package's, too."""
-
-
-class LoginLostError(PyMongoError):
-    """The user was dropped: nothing was done, and new connections log in again."""
-
-
-@contextmanager
-def reporting_unknown_outcome() -> Iterator[None]:
-    """Report a write that got no answer, outside a transaction, as perhaps done."""
-    try:
-        yield
-    except driver_errors.ServerSelectionTimeoutError:
-        raise
-    except PyMongoError as error:
-        is_lost = isinstance(
-            error, driver_errors.ConnectionFailure | driver_errors.ExecutionTimeout
-        )
-        # The driver's retry may have met that, after a first attempt that was done.
-        is_lost = is_lost or is_starting(error)
-        if is_lost or error.has_error_label("RetryableWriteError"):
-            raise errors.UnknownOutcomeError(_UNKNOWN_OUTCOME) from None
-        raise
-
-
-@contextmanager
-def reporting_stored_unread() -> Iterator[None]:
-    """Report a write as done if the read after it fails or is refused."""
-    try:
-        yield
-    except (PyMongoError, StorageError) as error:
-        failure = translate_error(error) if isinstance(error, PyMongoError) else error
-        if isinstance(failure, NotAuthorizedError):
-            raise NotAuthorizedError(f"{_STORED}{failure}") from None
-        raise errors.UnknownOutcomeError(f"{_STORED}{failure}") from None
-
-
-@contextmanager
-def reporting_partial_removal() -> Iterator[None]:
-    """Report a removal that fails after its first step as partly done."""
-    try:
-        yield
-    except (PyMongoError, errors.StorageUnavailableError) as error:
-        failure = translate_error(error) if isinstance(error, PyMongoError) else error
-        if isinstance(failure, errors.StorageUnavailableError):
-            raise errors.UnknownOutcomeError(_IN_PARTS) from None
-        raise
-
-
-def is_duplicate_key(error: PyMongoError) -> bool:
-    """True if a write failed because something with its key is stored already."""
-    if isinstance(error, driver_errors.BulkWriteError):
-        codes = {each["code"] for each in error.details["writeErrors"]}
-        return DUPLICATE_KEY in codes
-    return isinstance(error, driver_errors.DuplicateKeyError)
-
-
-def is_bad_login(error: Exception) -> bool:
-    """True if MongoDB has refused the user name or password."""
-    return getattr(error, "code", None) in _LOGIN_REFUSED
-
-
-def translate_error(
-    error: PyMongoError | BSONError, client: Any = None
-) -> errors.MongoSessionServiceError:
-    """Return this package's error for a driver's error, met by a client."""
-    if isinstance(error, driver_errors.DocumentTooLarge):
-        return errors.DocumentTooLargeError()
-    if isinstance(error, BSONError):
-        return errors.InvalidInputError()
-    if error.has_error_label("UnknownTransactionCommitResult") or isinstance(
-        error, driver_errors.WriteConcernError
-    ):
-        return errors.UnknownOutcomeError(_UNKNOWN_OUTCOME)
-    if isinstance(
-        error, driver_errors.ConnectionFailure | driver_errors.ExecutionTimeout
-    ):
-        return _unavailable(error, client)
-    if isinstance(error, OperationFailure):
-        return _refused(error)
-    if isinstance(error, LoginLostError):
-        return errors.StorageUnavailableError(_LOGIN_LOST)
-    if is_starting(error):
-        return errors.StorageUnavailableError(
-            "MongoDB is unavailable: a member is starting."
-        )
-    if isinstance(error, driver_errors.ConfigurationError):
-        is_dns = type(error.__cause__).__module__.startswith("dns.")
-        return errors.ConfigurationError(_NO_SRV if is_dns else _REFUSED_SETTINGS)
-    if isinstance(error, driver_errors.InvalidOperation) and "after close" in str(
-        error
-    ):
-        return errors.ConfigurationError(_CLOSED)
-    return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
-
-
-def _unavailable(error: PyMongoError, client: Any) -> errors.MongoSessionServiceError:
-    if isinstance(error, TimeLimitError):
-        reason = f"{error}."
-    elif not isinstance(error, driver_errors.ServerSelectionTimeoutError):
-        reason = "the connection was lost, or there was no answer in time."
-    elif client is None:
-        reason = "no server can be used."
-    elif refusal := certificate_refusal(client):
-        return errors.ConfigurationError(refusal)
-    elif _has_refused_login(client):
-        # Once the pool has met it, the driver reports this as a timeout.
-        return StorageError(_BAD_CREDENTIALS)
-    else:
-        # Who gives up earlier raises the error without a text.
-        seconds = client.options.server_selection_timeout
-        waited = f" It was tried for {seconds:g}s." if str(error) else ""
-        reason = describe_outage(client) + waited
-    return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}")
-
-
-def _has_refused_login(client: Any) -> bool:
-    servers = topology_of(client).server_descriptions().values()
-    return any("Authentication failed" in str(each.error) for each in servers)
-
-
-def _refused(error: OperationFailure) -> StorageError:
-    details = error.details or {}
-    name = f"{details.get('codeName', 'error')} (code {error.code})"
-    if error.code in _DOCUMENT_TOO_LARGE:
-        return errors.DocumentTooLargeError()
-    if is_bad_login(error):
-        return StorageError(_BAD_CREDENTIALS)
-    if is_logged_out(error):
-        return StorageError(_NO_LOGIN)
-    if error.code == UNAUTHORIZED:
-        return NotAuthorizedError(
-            f"MongoDB refused {_refused_command(details)}: the user lacks a privilege."
-            " `mongo-session-service grants` prints a role with all that are needed."
-            " See docs/operations/mongodb.md#users-and-privileges."
-        )
-    is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
-    if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:
-        return errors.StorageUnavailableError(
-            f"MongoDB could not finish in time: {name}."
-        )
-    return StorageError(f"MongoDB refused the operation: {name}.")
-
-
-def _refused_command(details: Mapping[str, Any]) -> str:
-    found = _REFUSED_COMMAND.match(str(details.get("errmsg", "")))
-    if found is None:
-        return "a command"
-    database, command, collection = found.groups()
-    return f"{command!r} on {'.'.join(filter(None, (database, collection)))!r}"
-
-
 _MOST_SERVERS: Final = 3
 _SYSTEM_ERROR: Final = re.compile(r"\[Errno (-?\d+)\]")
 _UNRESOLVED: Final = {8, 11001}
@@ -365,13 +182,295 @@ _NO_DNS: Final = "Check its name in the URI."
 _NO_TLS: Final = "Check whether the server offers TLS, as the URI asks."
 
 
-def topology_of(client: Any) -> Any:
-    """Return what a client of PyMongo's or Motor's knows of its servers."""
-    is_own = isinstance(client, AsyncMongoClient)
-    return (client if is_own else client.delegate).topology_description
+class TimeLimitError(driver.NetworkTimeout):
+    """A time limit of this package has run out; the text is this package's, too."""
 
 
-def describe_outage(client: Any) -> str:
+class LoginLostError(PyMongoError):
+    """The user was dropped: nothing was done, and new connections log in again."""
+
+
+class Effect(Enum):
+    """How far a failure leaves the outcome of what is repeated unknown."""
+
+    READ = auto()
+    WRITE = auto()
+    TRANSACTION = auto()
+
+
+async def repeat(
+    client: Any, work: Callable[[], Awaitable[Result]], effect: Effect, *, patient: bool
+) -> Result:
+    """Do something, again after a failure that passes; raise this package's errors.
+
+    The impatient, for whom a caller waits, is repeated three times, soon: what reads,
+    after any transient failure, and what writes if it is certain that nothing was done,
+    since a server has turned it away. The patient is repeated for ``RETRY_LIMIT``
+    seconds, after any transient failure, and so has to have the same result when it is
+    done twice.
+    """
+    waiting = pauses() if patient else iter(_REPEAT_PAUSES)
+    while True:
+        try:
+            with SwallowedCancellation():
+                return await work()
+        except PyMongoError as error:
+            failure = await renew_after_logout(client, error)
+            pause = None
+            if _may_repeat(failure, effect, patient=patient):
+                pause = next(waiting, None)
+                if pause is None and patient and effect is not Effect.WRITE:
+                    raise gave_up_error(failure, client) from None
+            if pause is None:
+                raise _final_error(failure, effect, client) from None
+        except BSONError as error:
+            raise translate_error(error) from None
+        except RuntimeError as error:
+            if not _FOREIGN.search(str(error)):
+                raise
+            raise errors.ConfigurationError(FOREIGN_LOOP) from None
+        await asyncio.sleep(pause)
+
+
+def _may_repeat(error: PyMongoError, effect: Effect, *, patient: bool) -> bool:
+    if patient:
+        return is_transient(error)
+    if effect is Effect.READ:
+        # Where no server was found, the driver has waited already.
+        return is_transient(error) and not isinstance(
+            error, driver.ServerSelectionTimeoutError
+        )
+    return is_turned_away(error) or isinstance(error, LoginLostError)
+
+
+def _final_error(
+    error: PyMongoError, effect: Effect, client: Any
+) -> errors.MongoSessionServiceError:
+    if _is_duplicate_key(error):
+        return DuplicateError()
+    if effect is Effect.WRITE and _may_be_done(error):
+        return errors.UnknownOutcomeError(_UNKNOWN_OUTCOME)
+    return translate_error(error, client)
+
+
+def _may_be_done(error: PyMongoError) -> bool:
+    """True if a write outside a transaction has failed without an answer."""
+    if isinstance(error, driver.ServerSelectionTimeoutError):
+        return False
+    lost = driver.ConnectionFailure | driver.ExecutionTimeout
+    # The driver's retry may have met a member that starts, after an attempt was done.
+    is_lost = isinstance(error, lost) or is_starting(error)
+    return is_lost or error.has_error_label("RetryableWriteError")
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between retries, until ``RETRY_LIMIT`` has run out."""
+    end = time.monotonic() + RETRY_LIMIT
+    for attempt in count():
+        if time.monotonic() >= end:
+            return
+        yield backoff(attempt, first=_FIRST_RETRY_PAUSE, longest=_LONGEST_RETRY_PAUSE)
+
+
+def gave_up_error(error: Exception, client: Any) -> errors.MongoSessionServiceError:
+    """Return the error to raise when ``RETRY_LIMIT`` has run out."""
+    reason = "MongoDB does not answer."
+    if isinstance(error, PyMongoError):
+        reason = str(translate_error(error, client))
+    return errors.StorageUnavailableError(
+        f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}"
+    )
+
+
+def is_transient(error: PyMongoError) -> bool:
+    """True if a failure of MongoDB is transient: a retry may succeed."""
+    if isinstance(error, OperationFailure):
+        is_resumable = error.has_error_label("ResumableChangeStreamError")
+        # Who was dropped may be created again. Whose login was never accepted does not
+        # come here: setting up has failed.
+        is_login = is_logged_out(error) or _is_bad_login(error)
+        return is_resumable or is_login or error.code in TRANSIENT_CODES
+    is_connection = isinstance(error, driver.ConnectionFailure | LoginLostError)
+    return is_connection or is_starting(error)
+
+
+def is_starting(error: PyMongoError) -> bool:
+    """True if an error came from a connection to a member that was not ready.
+
+    Such a member does not support sessions yet. The driver remembers that for as long
+    as the connection is open, and concludes that the whole deployment does not.
+    """
+    is_config = isinstance(error, driver.ConfigurationError)
+    return is_config and str(error).startswith("Sessions are not supported")
+
+
+def is_logged_out(error: PyMongoError) -> bool:
+    """True if an error came from a connection that no user is logged in on.
+
+    MongoDB logs out every connection of a user who is dropped, for good, even if the
+    user is created again.
+    """
+    is_refused = isinstance(error, OperationFailure)
+    return is_refused and "requires authentication" in str(error)
+
+
+def is_turned_away(error: PyMongoError) -> bool:
+    """True if a server answered that it cannot do a command now, but will soon.
+
+    The driver has repeated what has one of the labels, and it may have been done.
+    """
+    is_refused = isinstance(error, OperationFailure) and error.code in TRANSIENT_CODES
+    is_labelled = any(error.has_error_label(label) for label in _REPEATED)
+    is_not_primary = isinstance(error, driver.NotPrimaryError)
+    return (is_refused or is_not_primary) and not is_labelled
+
+
+def _is_duplicate_key(error: PyMongoError) -> bool:
+    """True if a write failed because something with its key is stored already."""
+    if isinstance(error, driver.BulkWriteError):
+        codes = {each["code"] for each in error.details["writeErrors"]}
+        return DUPLICATE_KEY in codes
+    return isinstance(error, driver.DuplicateKeyError)
+
+
+def _is_bad_login(error: Exception) -> bool:
+    """True if MongoDB has refused the user name or password."""
+    return getattr(error, "code", None) in _LOGIN_REFUSED
+
+
+async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
+    """Renew outdated connections; ``LoginLostError`` if a user was dropped on one."""
+    if await renew_connections(client, error) and is_logged_out(error):
+        return LoginLostError(str(error))
+    return error
+
+
+async def renew_connections(client: Any, error: PyMongoError) -> bool:
+    """Replace a client's idle connections if an error came from an outdated one.
+
+    False if it did not.
+    """
+    if not is_starting(error) and not is_logged_out(error):
+        return False
+    asynchronous = isinstance(client, AsyncMongoClient)
+    client = client if asynchronous else client.delegate
+    has_login = client.options.pool_options._credentials is not None  # noqa: SLF001
+    if is_logged_out(error) and not has_login:
+        return False
+    for server in list(client._topology._servers.values()):  # noqa: SLF001
+        resetting = server.pool.reset_without_pause()
+        if asynchronous:
+            await resetting
+    return True
+
+
+@contextmanager
+def reporting_stored_unread() -> Iterator[None]:
+    """Report a write as done if the read after it fails or is refused."""
+    try:
+        yield
+    except NotAuthorizedError as error:
+        raise NotAuthorizedError(f"{_STORED}{error}") from None
+    except StorageError as error:
+        raise errors.UnknownOutcomeError(f"{_STORED}{error}") from None
+
+
+@contextmanager
+def reporting_partial_removal() -> Iterator[None]:
+    """Report a removal that fails after its first step as partly done."""
+    try:
+        yield
+    except errors.StorageUnavailableError:
+        raise errors.UnknownOutcomeError(_IN_PARTS) from None
+
+
+def translate_error(
+    error: PyMongoError | BSONError, client: Any = None
+) -> errors.MongoSessionServiceError:
+    """Return this package's error for a driver's error, met by a client."""
+    if isinstance(error, driver.DocumentTooLarge):
+        return errors.DocumentTooLargeError()
+    if isinstance(error, BSONError):
+        return errors.InvalidInputError()
+    if error.has_error_label("UnknownTransactionCommitResult") or isinstance(
+        error, driver.WriteConcernError
+    ):
+        return errors.UnknownOutcomeError(_UNKNOWN_OUTCOME)
+    if isinstance(error, driver.ConnectionFailure | driver.ExecutionTimeout):
+        return _unavailable(error, client)
+    if isinstance(error, OperationFailure):
+        return _refused(error)
+    if isinstance(error, LoginLostError):
+        return errors.StorageUnavailableError(_LOGIN_LOST)
+    if is_starting(error):
+        return errors.StorageUnavailableError(
+            "MongoDB is unavailable: a member is starting."
+        )
+    if isinstance(error, driver.ConfigurationError):
+        is_dns = type(error.__cause__).__module__.startswith("dns.")
+        return errors.ConfigurationError(_NO_SRV if is_dns else _REFUSED_SETTINGS)
+    if isinstance(error, driver.InvalidOperation) and "after close" in str(error):
+        return errors.ConfigurationError(_CLOSED)
+    return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
+
+
+def _unavailable(error: PyMongoError, client: Any) -> errors.MongoSessionServiceError:
+    if isinstance(error, TimeLimitError):
+        reason = f"{error}."
+    elif not isinstance(error, driver.ServerSelectionTimeoutError):
+        reason = "the connection was lost, or there was no answer in time."
+    elif client is None:
+        reason = "no server can be used."
+    elif refusal := certificate_refusal(client):
+        return errors.ConfigurationError(refusal)
+    elif _has_refused_login(client):
+        # Once the pool has met it, the driver reports this as a timeout.
+        return StorageError(_BAD_CREDENTIALS)
+    else:
+        # Who gives up earlier raises the error without a text.
+        seconds = client.options.server_selection_timeout
+        waited = f" It was tried for {seconds:g}s." if str(error) else ""
+        reason = _describe_outage(client) + waited
+    return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}")
+
+
+def _has_refused_login(client: Any) -> bool:
+    servers = topology_of(client).server_descriptions().values()
+    return any("Authentication failed" in str(each.error) for each in servers)
+
+
+def _refused(error: OperationFailure) -> StorageError:
+    details = error.details or {}
+    name = f"{details.get('codeName', 'error')} (code {error.code})"
+    if error.code in _DOCUMENT_TOO_LARGE:
+        return errors.DocumentTooLargeError()
+    if _is_bad_login(error):
+        return StorageError(_BAD_CREDENTIALS)
+    if is_logged_out(error):
+        return StorageError(_NO_LOGIN)
+    if error.code == _UNAUTHORIZED:
+        return NotAuthorizedError(
+            f"MongoDB refused {_refused_command(details)}: the user lacks a privilege."
+            " `mongo-session-service grants` prints a role with all that are needed."
+            " See docs/operations/mongodb.md#users-and-privileges."
+        )
+    is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
+    if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:
+        return errors.StorageUnavailableError(
+            f"MongoDB could not finish in time: {name}."
+        )
+    return StorageError(f"MongoDB refused the operation: {name}.")
+
+
+def _refused_command(details: Mapping[str, Any]) -> str:
+    found = _REFUSED_COMMAND.match(str(details.get("errmsg", "")))
+    if found is None:
+        return "a command"
+    database, command, collection = found.groups()
+    return f"{command!r} on {'.'.join(filter(None, (database, collection)))!r}"
+
+
+def _describe_outage(client: Any) -> str:
     """Return why no server of a client can be used, and what to do about it."""
     topology = topology_of(client)
     servers = list(topology.server_descriptions().values())
@@ -420,174 +519,3 @@ def _failure(text: str) -> tuple[str, str]:
 def _address_text(server: Any) -> str:
     host, port = server.address
     return f"{host}:{port}"
-
-
-Result = TypeVar("Result")
-
-RETRY_LIMIT: Final = 60.0
-"""Seconds until a failing operation is given up; an election takes up to 12."""
-
-PAUSE_AFTER_LOSS: Final = 0.5
-"""Seconds before a stream that lost its history is reopened, to avoid a busy loop."""
-
-REPEAT_PAUSES: Final = (0.01, 0.05, 0.2)
-"""Seconds between the attempts of what is repeated soon."""
-
-_FIRST_RETRY_PAUSE: Final = 0.02  # seconds
-_LONGEST_RETRY_PAUSE: Final = 2.0  # seconds
-
-
-async def renew_connections(client: Any, error: PyMongoError) -> bool:
-    """Replace a client's idle connections if an error came from an outdated one.
-
-    False if it did not.
-    """
-    if not is_starting(error) and not is_logged_out(error):
-        return False
-    asynchronous = isinstance(client, AsyncMongoClient)
-    client = client if asynchronous else client.delegate
-    has_login = client.options.pool_options._credentials is not None  # noqa: SLF001
-    if is_logged_out(error) and not has_login:
-        return False
-    for server in list(client._topology._servers.values()):  # noqa: SLF001
-        resetting = server.pool.reset_without_pause()
-        if asynchronous:
-            await resetting
-    return True
-
-
-class ErrorTranslation:
-    """Translate PyMongo errors raised in the block to this package's.
-
-    If an error comes from an outdated connection, the client's connections are renewed.
-    """
-
-    __slots__ = ("_client",)
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # Without their original, whose text may quote a document.
-        if isinstance(exc, PyMongoError):
-            renewed = await renew_after_logout(self._client, exc)
-            raise translate_error(renewed, self._client) from None
-        if isinstance(exc, BSONError):
-            raise translate_error(exc) from None
-        if isinstance(exc, RuntimeError) and _FOREIGN.search(str(exc)):
-            raise ConfigurationError(FOREIGN_LOOP) from None
-
-
-_FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
-
-
-async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
-    """Renew outdated connections; ``LoginLostError`` if a user was dropped on one."""
-    if await renew_connections(client, error) and is_logged_out(error):
-        return LoginLostError(str(error))
-    return error
-
-
-class Effect(Enum):
-    """How far a failure leaves the outcome of what is repeated unknown."""
-
-    READ = auto()
-    WRITE = auto()
-    TRANSACTION = auto()
-
-
-async def repeat(
-    client: Any, work: Callable[[], Awaitable[Result]], effect: Effect, *, patient: bool
-) -> Result:
-    """Do something, again after a failure that passes; raise this package's errors.
-
-    The impatient, for whom a caller waits, is repeated three
-    times, soon: what reads, after any transient failure, and what writes if it is
-    certain that nothing was done, since a server has turned it away. The patient is
-    repeated for ``RETRY_LIMIT`` seconds, after any transient failure, and so has to
-    have the same result when it is done twice.
-    """
-    waiting = pauses() if patient else iter(REPEAT_PAUSES)
-    while True:
-        try:
-            with SwallowedCancellation():
-                return await work()
-        except PyMongoError as error:
-            failure = await renew_after_logout(client, error)
-            pause = None
-            if _may_repeat(failure, effect, patient=patient):
-                pause = next(waiting, None)
-                if pause is None and patient and effect is not Effect.WRITE:
-                    raise gave_up_error(failure, client) from None
-            if pause is None:
-                raise _translated(failure, effect, client) from None
-        except BSONError as error:
-            raise translate_error(error) from None
-        except RuntimeError as error:
-            if not _FOREIGN.search(str(error)):
-                raise
-            raise ConfigurationError(FOREIGN_LOOP) from None
-        await asyncio.sleep(pause)
-
-
-def _may_repeat(error: PyMongoError, effect: Effect, *, patient: bool) -> bool:
-    if patient:
-        return is_transient(error)
-    if effect is Effect.READ:
-        # Where no server was found, the driver has waited already.
-        return is_transient(error) and not isinstance(
-            error, ServerSelectionTimeoutError
-        )
-    return is_turned_away(error) or isinstance(error, LoginLostError)
-
-
-def _translated(error: PyMongoError, effect: Effect, client: Any) -> Exception:
-    """Return the error that leaves the room, without the driver's, which may quote."""
-    if is_duplicate_key(error):
-        return DuplicateError()
-    if effect is Effect.WRITE:
-        try:
-            with reporting_unknown_outcome():
-                raise error
-        except UnknownOutcomeError as unknown:
-            return unknown
-        except PyMongoError:
-            pass
-    return translate_error(error, client)
-
-
-def pauses() -> Iterator[float]:
-    """Yield the seconds between retries, until ``RETRY_LIMIT`` has run out."""
-    end = time.monotonic() + RETRY_LIMIT
-    for attempt in count():
-        if time.monotonic() >= end:
-            return
-        yield backoff(attempt, first=_FIRST_RETRY_PAUSE, longest=_LONGEST_RETRY_PAUSE)
-
-
-def gave_up_error(error: Exception, client: Any) -> MongoSessionServiceError:
-    """Return the error to raise when ``RETRY_LIMIT`` has run out."""
-    reason = "MongoDB does not answer."
-    if isinstance(error, PyMongoError):
-        reason = str(translate_error(error, client))
-    return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
-
-
-def is_transient(error: PyMongoError) -> bool:
-    """True if a failure of MongoDB is transient: a retry may succeed."""
-    if isinstance(error, OperationFailure):
-        is_resumable = error.has_error_label("ResumableChangeStreamError")
-        # Who was dropped may be created again. Whose login was never accepted does not
-        # come here: setting up has failed.
-        is_login = is_logged_out(error) or is_bad_login(error)
-        return is_resumable or is_login or error.code in TRANSIENT_CODES
-    is_connection = isinstance(error, ConnectionFailure | LoginLostError)
-    return is_connection or is_starting(error)

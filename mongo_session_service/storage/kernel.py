@@ -405,6 +405,12 @@ class Storage(Database):
 
         return await repeat(self.client, run, Effect.READ, patient=patient)
 
+    async def ask_time(self) -> float:
+        """Return the server's time, and set the service's clock by it."""
+        if not self.is_mock:
+            self.clock.set_by(await self.command({"hello": 1}, database="admin"))
+        return self.clock.now()
+
     def check_watchable(self) -> None:
         """Refuse a database whose changes cannot be followed: without transactions."""
         if not self.has_transactions:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pymongo
@@ -19,25 +20,39 @@ from pymongo.errors import (
 )
 from pymongo.write_concern import WriteConcern
 
-from mongo_session_service.errors import ConfigurationError, StorageError
-from mongo_session_service.storage.clients import Driver, open_client
+from mongo_session_service.errors import (
+    ConfigurationError,
+    NotAuthorizedError,
+    StorageError,
+    StorageUnavailableError,
+)
+from mongo_session_service.storage.clients import open_client, topology_of
 from mongo_session_service.storage.failures import (
-    TRANSIENT_CODES,
-    UNAUTHORIZED,
     Effect,
-    ErrorTranslation,
     certificate_refusal,
     repeat,
-    topology_of,
 )
 
 if TYPE_CHECKING:  # the command line answers without ADK
-    from mongo_session_service.storage.database import Database
+    from mongo_session_service.storage.kernel import Storage
+
+Result = TypeVar("Result")
 
 _POLL: Final = 0.1  # seconds
 _LOCAL_PATIENCE: Final = 1.5  # seconds
 _LOCAL_HOSTS: Final = {"127.0.0.1", "::1", "localhost"}
 _MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
+_REASONS: Final = {
+    11000: "the data holds an event twice",
+    85: "another index of the same keys exists, and is not changed",
+    86: "another index of that name exists, and is not changed",
+}
+_NAMESPACE_EXISTS: Final = 48
+_PRIMARY_ONLY: Final = WriteConcern(w=1)
+"""Whoever creates something writes to a document after it: a majority confirms that,
+and by the order of the oplog all that came before."""
+_PRIMARY: Final = 1
+_SECONDARY: Final = 2
 
 
 async def ask_hello(client: Any) -> dict[str, Any]:
@@ -69,37 +84,34 @@ async def ask_hello(client: Any) -> dict[str, Any]:
         asking.cancel()
 
 
-async def shake_hands(database: Database) -> None:
+async def shake_hands(storage: Storage) -> None:
     """Refuse a server that cannot be used, and set the clock by it."""
-
-    async def ask() -> None:
-        hello = await ask_hello(database.client)
-        database.clock.set_by(hello)
-        await check_product(database.metadata, hello)
-        check_server(hello, transactions=database.has_transactions)
-
-    if database.driver is not Driver.MOCK:
-        await repeat(database.client, ask, Effect.READ, patient=False)
+    if storage.is_mock:
+        return
+    hello = await examined_hello(storage)
+    storage.clock.set_by(hello)
+    await check_product(storage, hello)
+    check_server(hello, transactions=storage.has_transactions)
 
 
-async def examined_hello(database: Database) -> dict[str, Any]:
+async def examined_hello(storage: Storage) -> dict[str, Any]:
     """Return the server's reply to ``hello``; refuse mongomock, which has no server."""
-    if database.driver is Driver.MOCK:
+    if storage.is_mock:
         message = "There is no MongoDB behind mongomock to examine."
         raise ConfigurationError(message)
-    return await ask_hello(database.client)
+    return await _repeat(storage, partial(ask_hello, storage.client))
 
 
 async def require_answer(uri: str, limit: float) -> None:
     """Require an answer within seconds, unless the URI sets a time of its own."""
     client = open_client(uri)
     has_own_time = "serverselectiontimeoutms" in uri.lower()
-    async with ErrorTranslation(client):
-        try:
-            with pymongo.timeout(None if has_own_time else limit):
-                await ask_hello(client)
-        finally:
-            await client.close()
+    ask = partial(ask_hello, client)
+    try:
+        with pymongo.timeout(None if has_own_time else limit):
+            await repeat(client, ask, Effect.READ, patient=False)
+    finally:
+        await client.close()
 
 
 def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
@@ -121,22 +133,22 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
         raise ConfigurationError(message, hint=hint)
 
 
-async def check_product(metadata: Any, hello: dict[str, Any]) -> None:
+async def check_product(storage: Storage, hello: dict[str, Any]) -> None:
     """Refuse a product that speaks MongoDB's protocol and lacks snapshot reads."""
     # Only MongoDB reports a version of its topology, and an old one is refused as such.
     if "topologyVersion" in hello or hello["maxWireVersion"] < _MIN_WIRE_VERSION:
         return
     command = {
-        "aggregate": metadata.name,
+        "aggregate": f"{storage.prefix}metadata",
         "pipeline": [{"$limit": 1}],
         "cursor": {},
         "readConcern": {"level": "snapshot"},
     }
     try:
-        reply = await metadata.database.command(command)
-    except OperationFailure as error:
-        if error.code in TRANSIENT_CODES | {UNAUTHORIZED}:
-            raise
+        reply = await storage.command(command)
+    except (NotAuthorizedError, StorageUnavailableError):
+        raise
+    except StorageError:
         reply = {}
     if "atClusterTime" not in reply.get("cursor", ()):
         raise ConfigurationError(
@@ -156,61 +168,47 @@ def is_standalone(hello: dict[str, Any]) -> bool:
     return "setName" not in hello and not is_mongos(hello)
 
 
-Result = TypeVar("Result")
-
-_REASONS: Final = {
-    11000: "the data holds an event twice",
-    85: "another index of the same keys exists, and is not changed",
-    86: "another index of that name exists, and is not changed",
-}
-_NAMESPACE_EXISTS: Final = 48
-_PRIMARY_ONLY: Final = WriteConcern(w=1)
-"""Whoever creates something writes to a document after it: a majority confirms that,
-and by the order of the oplog all that came before."""
-
-
 class NotCreatedError(StorageError):
     """Something is in the place of an index; the message is what that is."""
 
 
-async def collection_names(database: Database) -> set[str]:
+async def collection_names(storage: Storage) -> set[str]:
     """Return the names of the service's collections, without its prefix."""
-    names = await _repeat(database, database.database.list_collection_names)
-    prefix = database.prefix
+    names = await _repeat(storage, storage.database.list_collection_names)
+    prefix = storage.prefix
     return {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
 
 
-async def index_information(database: Database, collection: str) -> dict[str, Any]:
+async def index_information(storage: Storage, collection: str) -> dict[str, Any]:
     """Return the keys and options of each index, by name."""
-    return await _repeat(database, database.collection(collection).index_information)
+    return await _repeat(storage, storage.collection(collection).index_information)
 
 
-async def count_documents(database: Database, collection: str) -> int:
+async def count_documents(storage: Storage, collection: str) -> int:
     """Estimate the number of documents, without reading them."""
-    counted = database.collection(collection).estimated_document_count
-    return await _repeat(database, counted)
+    counted = storage.collection(collection).estimated_document_count
+    return await _repeat(storage, counted)
 
 
-async def create_collection(database: Database, collection: str) -> None:
+async def create_collection(storage: Storage, collection: str) -> None:
     """Create a collection, unless it exists."""
-    is_mock = database.driver is Driver.MOCK
     options: dict[str, Any] = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
 
     async def create() -> None:
         with suppress(CollectionInvalid):
             try:
-                await database.database.create_collection(
-                    database.prefix + collection, **({} if is_mock else options)
+                await storage.database.create_collection(
+                    storage.prefix + collection, **({} if storage.is_mock else options)
                 )
             except OperationFailure as error:
                 if error.code != _NAMESPACE_EXISTS:
                     raise
 
-    await _repeat(database, create)
+    await _repeat(storage, create)
 
 
 async def create_indexes(
-    database: Database,
+    storage: Storage,
     collection: str,
     indexes: Sequence[tuple[list[tuple[str, int]], dict[str, Any]]],
 ) -> None:
@@ -219,8 +217,8 @@ async def create_indexes(
     Raises:
         NotCreatedError: of several none may be created.
     """
-    target = database.collection(collection)
-    if database.driver is not Driver.MOCK:
+    target = storage.collection(collection)
+    if not storage.is_mock:
         target = target.with_options(write_concern=_PRIMARY_ONLY)
     models = [IndexModel(keys, **options) for keys, options in indexes]
 
@@ -232,16 +230,12 @@ async def create_indexes(
                 raise
             raise NotCreatedError(_REASONS[error.code]) from None
 
-    await _repeat(database, create)
+    await _repeat(storage, create)
 
 
-async def _repeat(database: Database, work: Callable[[], Awaitable[Result]]) -> Result:
+async def _repeat(storage: Storage, work: Callable[[], Awaitable[Result]]) -> Result:
     # What is created twice is there once.
-    return await repeat(database.client, work, Effect.READ, patient=False)
-
-
-_PRIMARY: Final = 1
-_SECONDARY: Final = 2
+    return await repeat(storage.client, work, Effect.READ, patient=False)
 
 
 def initiate(name: str, hosts: list[str], settings: dict[str, int]) -> Iterator[None]:

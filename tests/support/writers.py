@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +50,6 @@ def writer_of(database: Database, **limits: Any) -> Writer:
         clock=ServerClock(),
         database=SimpleNamespace(name="database"),
         limits=Limits(**limits),
-        translating_errors=nullcontext,
         **named,
     )
     return Writer(connection, database)  # type: ignore[arg-type]

@@ -12,12 +12,12 @@ import pytest
 from google.adk.events import Event
 from mongomock_motor import AsyncMongoMockClient
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
 from support.failpoints import failing, victim_uri
 
 from mongo_session_service import (
     ConfigurationError,
     MongoSessionService,
+    NotAuthorizedError,
     StorageError,
     StorageUnavailableError,
 )
@@ -98,20 +98,20 @@ def test_unsuitable_servers_are_refused(
 @pytest.mark.parametrize(
     ("reply", "raised"),
     [
-        (OperationFailure("Unknown option", 9), ConfigurationError),
+        (StorageError("Unknown option"), ConfigurationError),
         ({"cursor": {"firstBatch": []}}, ConfigurationError),
-        (OperationFailure("not authorized", 13), OperationFailure),
+        (NotAuthorizedError("not authorized"), NotAuthorizedError),
     ],
 )
 async def test_another_server_with_mongodbs_protocol_is_refused(
     reply: dict[str, Any] | Exception, raised: type[Exception]
 ) -> None:
     """A server that shows no sign of MongoDB's has to answer a snapshot read."""
-    metadata: Any = mock.MagicMock()
-    metadata.database.command = mock.AsyncMock(side_effect=[reply])
+    storage: Any = mock.MagicMock()
+    storage.command = mock.AsyncMock(side_effect=[reply])
 
     with pytest.raises(raised, match="not MongoDB.*snapshot|not authorized"):
-        await check_product(metadata, {"maxWireVersion": 21})
+        await check_product(storage, {"maxWireVersion": 21})
 
 
 async def test_mongodb_without_build_information_is_accepted(
