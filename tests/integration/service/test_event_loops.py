@@ -75,17 +75,6 @@ def test_a_service_nobody_closes_is_closed_with_its_loop(
     wait_until_disconnected(admin)
 
 
-def test_ten_loops_at_once_on_different_sessions(
-    shared: MongoSessionService, admin: MongoClient
-) -> None:
-    """Ten threads with a loop each do not get into each other's way."""
-    in_threads(lambda number: asyncio.run(use(shared, f"s{number}")))
-
-    wait_until_disconnected(admin)
-    listed = asyncio.run(shared.list_sessions(app_name="app")).sessions
-    assert len(listed) == THREADS
-
-
 def test_ten_loops_at_once_on_one_session(
     shared: MongoSessionService, admin: MongoClient, database: str
 ) -> None:

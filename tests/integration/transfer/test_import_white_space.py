@@ -73,7 +73,13 @@ def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("batches")
-@pytest.mark.parametrize("policies", [SKIP, REPLACE], ids=["skip", "replace"])
+@pytest.mark.parametrize(
+    "policies",
+    [
+        pytest.param(SKIP, id="skip"),
+        pytest.param(REPLACE, id="replace", marks=pytest.mark.release),
+    ],
+)
 @pytest.mark.parametrize(
     "order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)], ids=["own", "leading", "trailing"]
 )

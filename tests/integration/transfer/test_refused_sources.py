@@ -42,8 +42,9 @@ def test_a_missing_driver_names_the_extra(
         SqlSource(url)
 
 
+@pytest.mark.release
 def test_a_missing_greenlet_is_named() -> None:
-    """SQLAlchemy imports without it, and says so only when an engine is made."""
+    """SQLAlchemy imports without it, and needs it when an engine is made."""
     program = (
         "import sys; sys.modules['greenlet'] = None;"
         "from mongo_session_service.transfer import SqlSource;"
