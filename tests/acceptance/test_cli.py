@@ -64,7 +64,7 @@ async def running(uri: str, database: str, *arguments: str) -> AsyncIterator[Run
 async def test_watch_prints_changes_as_they_come(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """A line tells who did what, when, and what it set; the session's end ends it."""
+    """A line has author, time, event and state; the session's end ends the command."""
     session = await create(service)
     async with running(mongodb_uri, database, "watch", *SESSION) as command:
         watching = await command.line("stderr")

@@ -23,7 +23,7 @@ def shell(arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_output_that_cannot_be_written_is_an_error() -> None:
-    """One line says why, and the exit code tells."""
+    """One line names the reason, and the exit code is 1."""
     done = shell("grants >/dev/full")
 
     assert (done.returncode, done.stdout, done.stderr) == (1, "", FULL)

@@ -60,7 +60,7 @@ def test_a_time_has_to_be_one() -> None:
 async def test_a_conflict_fails_or_is_skipped_or_replaced(
     place: Place, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """As --on-conflict says, fail if it does not; exit code and words tell which."""
+    """As --on-conflict has it, by default it fails; exit code and output name which."""
     store = await sqlite(place)
     command = [*store.command, mongodb_uri, "--database", database]
     call("import", *command)

@@ -91,7 +91,7 @@ async def test_differences_have_an_exit_code(
 async def test_verify_names_an_empty_target_once(
     place: Place, mongodb_uri: str, database: str
 ) -> None:
-    """A misspelt database is told in one line, and the differences are counted."""
+    """A misspelt database is named in one line, and the differences are counted."""
     store = await sqlite(place)
 
     done = call("verify", *store.command, mongodb_uri, "--database", database)

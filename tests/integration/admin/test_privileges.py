@@ -254,7 +254,7 @@ async def test_an_error_for_a_missing_privilege_names_the_refused_command(
 async def test_an_abandoned_turn_is_taken_over_with_the_role_for_sessions(
     server: Secured, more: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its calls are answered; its end is told by who may read what turns have said."""
+    """Its calls are answered; its end is delivered where partials may be read."""
     drop(server.admin, DATABASE)
     async with MongoSessionService(server.uri("root"), database=DATABASE) as service:
         await service.create_session(**IDS)
@@ -281,7 +281,7 @@ async def test_an_abandoned_turn_is_taken_over_with_the_role_for_sessions(
 async def test_privileges_of_the_feed_suffice_to_measure_the_oplog(
     server: Secured, clean: MongoSessionService
 ) -> None:
-    """What is granted for changes suffices to tell how far the oplog reaches."""
+    """With them the doctor reports how far the oplog reaches."""
     server.grant(needs(["sessions", "changes"], DATABASE, PREFIX))
 
     async with clean, users_service(server) as service, service.watch("app"):

@@ -52,10 +52,10 @@ async def test_a_cancelled_append_is_finished_first(
     assert len((await read(victim)).events) == 2
 
 
-async def test_a_timeout_around_an_append_is_answered_truthfully(
+async def test_a_timeout_around_an_append_leaves_the_session_true(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
-    """After a TimeoutError the session tells whether the event was stored: it was."""
+    """After a TimeoutError the session shows whether the event was stored: it was."""
     session = await victim.create_session(**IDS)
 
     with (

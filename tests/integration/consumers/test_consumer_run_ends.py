@@ -229,7 +229,7 @@ async def test_a_commit_after_closing_is_refused(
 async def test_closing_waits_for_no_further_attempt(
     service: MongoSessionService,
 ) -> None:
-    """A handler that keeps failing is not called again; the next reader is told."""
+    """A handler that keeps failing is not called again; its change comes again."""
     await append(service, await create(service))
     failed = asyncio.Event()
 

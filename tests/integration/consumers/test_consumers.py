@@ -139,8 +139,8 @@ async def test_a_consumer_receives_deletions(service: MongoSessionService) -> No
     assert (gone.kind, gone.session_id) == ("deleted", "s")
 
 
-async def test_a_cancelled_reader_loses_nothing(service: MongoSessionService) -> None:
-    """Reading with deadlines shorter than any answer tells the same, once each."""
+async def test_a_cancelled_reader_loses_no_change(service: MongoSessionService) -> None:
+    """Reading with deadlines shorter than any answer delivers each change once."""
     session = await create(service)
     writing = asyncio.create_task(append(service, session, 100))
     changes = []

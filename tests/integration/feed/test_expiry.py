@@ -185,8 +185,10 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
         await service.wait_for(**SESSION, revision=0)
 
 
-async def test_a_stream_to_a_browser_ends(service: MongoSessionService) -> None:
-    """A stream over HTTP tells that its session has expired, and ends."""
+async def test_a_stream_to_a_browser_ends_with_its_session(
+    service: MongoSessionService,
+) -> None:
+    """The expiry is its last event."""
     await service.create_session(**SESSION)
     app = app_of(service)
     async with serving(app) as url, Client(f"{url}{CHANGES}") as client:

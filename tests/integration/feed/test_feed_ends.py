@@ -192,7 +192,7 @@ async def test_closing_waits_until_a_stream_is_closed(
 async def test_a_subscription_closed_before_it_is_open_has_ended(
     service: MongoSessionService,
 ) -> None:
-    """It tells nothing, and nobody waits for it."""
+    """It delivers nothing, and nothing waits for it."""
     await service.create_session(**SESSION)
     subscription = service.watch(APP)
     subscription.close()

@@ -156,7 +156,7 @@ async def test_closed_subscriptions_are_forgotten(service: MongoSessionService) 
 async def test_closing_the_service_ends_subscriptions(
     service: MongoSessionService,
 ) -> None:
-    """They end as if closed, having told what was left; and new ones can be opened."""
+    """They deliver what was left, and end as if closed; new ones can be opened."""
     session = await service.create_session(**SESSION)
     async with (
         Follower(service.watch(APP, USER, ID)) as follower,
@@ -175,8 +175,10 @@ async def test_closing_the_service_ends_subscriptions(
             await again.reached(2)
 
 
-async def test_feed_stats(service: MongoSessionService) -> None:
-    """They tell what runs, who listens, what waits, and how far behind it is."""
+async def test_feed_stats_count_subscriptions_changes_and_lag(
+    service: MongoSessionService,
+) -> None:
+    """They hold what runs, what waits, and how far behind it is."""
     idle = service.feed_stats()
     assert not idle.is_running
     assert (idle.subscriptions, idle.delivered, idle.lag_seconds) == (0, 0, 0)

@@ -140,8 +140,8 @@ async def test_a_session_that_is_not_there(service: MongoSessionService) -> None
         await waiting
 
 
-async def test_a_service_that_is_closed(service: MongoSessionService) -> None:
-    """Who waits is told that the service was closed, not that the session is gone."""
+async def test_closing_the_service_ends_a_wait(service: MongoSessionService) -> None:
+    """Its error names the closed service, and not the session as missing."""
     await service.create_session(**SESSION)
     waiting = await begun(service, 1)
     await service.close()

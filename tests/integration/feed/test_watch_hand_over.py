@@ -159,10 +159,10 @@ async def test_opened_at_random_among_random_writers(
         await follower.__aexit__(None, None, None)
 
 
-async def test_deleted_and_created_again_at_any_moment(
+async def test_a_session_may_be_deleted_and_created_at_any_moment(
     service: MongoSessionService,
 ) -> None:
-    """A subscription tells one life of a session: whole, and no other's events."""
+    """A subscription delivers one life of a session: whole, and no other's events."""
     seen = [0] * 5
     done = asyncio.Event()
 

@@ -129,7 +129,7 @@ async def test_subscriptions_start_with_new_changes(
 async def test_a_user_folds_state_of_transactions_shared_with_others(
     service: MongoSessionService,
 ) -> None:
-    """Whose event was overwritten in its own transaction is told the outcome."""
+    """A value that another event of the transaction overwrote is delivered."""
     sessions: list[Session] = [
         await service.create_session(app_name=APP, user_id=user, session_id=ID)
         for user in (USER, "u2", "u3")

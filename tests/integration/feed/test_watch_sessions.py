@@ -23,8 +23,10 @@ from mongo_session_service import InvalidInputError, MongoSessionService
 from mongo_session_service.model.limits import Limits
 
 
-async def test_snapshot_then_every_change(service: MongoSessionService) -> None:
-    """It begins with the whole merged state, and tells one change per append."""
+async def test_a_subscription_begins_with_a_snapshot(
+    service: MongoSessionService,
+) -> None:
+    """It has the whole merged state; each append is one change after it."""
     await service.create_session(**IDS, session_id="other", state={"user:u": 1})
     session = await service.create_session(**SESSION, state={"own": 1, "app:a": 1})
     await service.append_event(session, new_event(before=True))
@@ -84,7 +86,7 @@ async def test_shared_state_set_elsewhere_is_delivered(
 
 
 async def test_a_deletion_ends_the_subscription(service: MongoSessionService) -> None:
-    """A deleted session is told as such, and then there is no more."""
+    """It is the last change."""
     session = await service.create_session(**SESSION)
     async with Follower(service.watch(APP, USER, ID)) as follower:
         await service.append_event(session, new_event())
@@ -184,7 +186,7 @@ async def test_replay_of_more_than_a_reply_holds(service: MongoSessionService) -
 async def test_a_revision_from_the_future_is_refused(
     service: MongoSessionService, revision: int
 ) -> None:
-    """A client cannot have seen what is not there: it is told what to do."""
+    """A client cannot have seen it; the error names what to do."""
     await service.create_session(**SESSION)
 
     with pytest.raises(InvalidInputError, match="at revision 0"):

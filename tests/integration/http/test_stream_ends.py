@@ -173,7 +173,7 @@ async def test_a_client_that_never_reads_is_cut_off(
 
 @pytest.mark.parametrize("path", [http_paths.SESSION, http_paths.EVENTS])
 @pytest.mark.limits(http_unread_seconds=0.3)
-async def test_an_answer_that_nobody_reads_is_given_up(
+async def test_an_unread_answer_is_given_up(
     path: str,
     service: MongoSessionService,
     session: Session,
@@ -288,7 +288,7 @@ async def test_no_stored_value_ends_the_stream_of_another_user(
 
 
 @pytest.mark.usefixtures("session")
-async def test_the_end_of_a_stream_that_nobody_reads_may_fail(
+async def test_the_end_of_an_unread_stream_may_fail(
     service: MongoSessionService,
 ) -> None:
     """ASGI lets a server raise an error once the client has left; none is logged."""

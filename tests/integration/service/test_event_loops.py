@@ -62,7 +62,7 @@ def test_five_loops_in_a_row(shared: MongoSessionService, admin: MongoClient) ->
         wait_until_disconnected(admin)
 
 
-def test_a_service_nobody_closes_is_closed_with_its_loop(
+def test_an_unclosed_service_is_closed_with_its_loop(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """A service made and let go within asyncio.run leaves no client open."""

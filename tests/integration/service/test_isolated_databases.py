@@ -63,7 +63,7 @@ async def test_reads_stay_in_their_place(places: list[Crowd]) -> None:
 async def test_writes_stay_in_their_place(
     places: list[Crowd], admin: MongoClient
 ) -> None:
-    """Each changes its own collections, and whoever watches another hears nothing."""
+    """Each changes its own collections, and watchers of others receive nothing."""
     bare = {*admin[places[-1].service.database_name].list_collection_names()}
     prefixes = [*PREFIXES, ""]
     async with AsyncExitStack() as following:

@@ -121,7 +121,7 @@ async def test_a_page_is_a_range_of_the_index(
     *,
     newest_first: bool,
 ) -> None:
-    """No event is looked at that is not told, wherever a page begins."""
+    """No event is looked at that is not returned, wherever a page begins."""
     for name in ("r", "s", "t"):
         key = KEY._replace(session_id=name)
         await store_long_session(service, admin, database, key, 300)

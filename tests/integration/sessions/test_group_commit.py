@@ -158,10 +158,10 @@ async def test_appends_of_one_session_after_a_bad_one_go_on(
     assert await read(service, session) == session
 
 
-async def test_a_lost_server_fails_everyone_at_once(
+async def test_a_lost_server_fails_all_appends_of_a_batch(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
-    """When the outcome is unknown all are told so, and all can be tried again."""
+    """When the outcome is unknown each gets the error, and each can be tried again."""
     sessions = await create(victim, 6)
     appends = [(each, new_event(n)) for n, each in enumerate(sessions)]
     unknown = {"errorCode": 50, "errorLabels": ["UnknownTransactionCommitResult"]}

@@ -170,7 +170,7 @@ async def test_a_rewind_is_not_rebased(second: MongoSessionService) -> None:
 async def test_sessions_from_json_are_brought_up_to_date(
     second: MongoSessionService,
 ) -> None:
-    """One that ends with an event of the log goes on; one that tells nothing cannot."""
+    """One that ends with an event of the log goes on; one without events cannot."""
     theirs = await second.create_session(**IDS)
     empty = Session.model_validate_json(theirs.model_dump_json())
     await second.append_event(theirs, new_event("first"))

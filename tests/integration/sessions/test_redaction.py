@@ -166,7 +166,7 @@ async def test_memory_forgets(service: MongoSessionService) -> None:
 async def test_a_locked_session_is_not_redacted(
     service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """The caller is told in time, and nothing is half done."""
+    """The caller gets an error in time, and nothing is half done."""
     session = await service.create_session(**KEY)
     event = await service.append_event(session, say(CANARY, "i"))
     hasty = MongoSessionService(

@@ -128,7 +128,7 @@ async def test_a_locked_document_is_reported(storage: Storage) -> None:
     await holding
 
 
-async def test_a_removal_is_finished_by_whoever_comes_next(storage: Storage) -> None:
+async def test_a_removal_is_finished_by_the_next_call(storage: Storage) -> None:
     """It goes on where it was interrupted, and ends once, while its fence holds."""
     where = {"_id": {"$gt": 0}}
     fence = Update("leases", {"_id": 0}, {"$inc": {"steps": 1}})

@@ -46,7 +46,7 @@ async def service(
             await closing
 
 
-async def test_a_user_who_was_created_again_goes_on(
+async def test_a_database_user_may_be_created_again(
     service: MongoSessionService, server: Secured
 ) -> None:
     """Every call works right after its user was dropped and created again."""
@@ -74,7 +74,7 @@ async def test_a_user_who_was_created_again_goes_on(
         await call()
 
 
-async def test_streams_of_a_user_who_was_created_again_go_on(
+async def test_streams_of_a_database_user_created_again_continue(
     service: MongoSessionService, server: Secured
 ) -> None:
     """Subscriptions and consumers miss nothing of what is written afterwards."""

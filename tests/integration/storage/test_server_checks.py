@@ -65,7 +65,7 @@ async def test_a_standalone_server_is_examined_to_the_end(
 
 
 async def test_mongomock_has_no_consumers() -> None:
-    """Nothing could tell a consumer in mongomock of changes."""
+    """It has no changes to deliver."""
     client = AsyncMongoMockClient()
     async with MongoSessionService(client=client, transactions=False) as service:
         with pytest.raises(ConfigurationError, match="no history.*replica set"):
@@ -134,7 +134,7 @@ async def test_without_privilege_to_create_indexes_it_works_with_one_warning(
     admin: MongoClient,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A user who may only read and write is served, and told what is missing, once."""
+    """A user who may only read and write is served; one warning names the rest."""
     service = MongoSessionService(victim_uri(mongodb_uri), database=database)
 
     with (

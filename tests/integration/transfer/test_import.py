@@ -120,7 +120,7 @@ async def test_a_conflict_stops_a_move_by_default(
 async def test_a_conflict_can_be_skipped(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
-    """The target's session stays, the others are moved, and the conflict is told."""
+    """The target's session stays, others are moved, and the conflict is reported."""
     await diverge(old, service)
 
     result, problems = await moved(old, service, SKIP)

@@ -212,7 +212,7 @@ async def test_a_stop_ends_the_agent_and_keeps_the_partial_answer(
 async def test_any_process_can_stop_a_turn(
     service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
-    """Another service asks for it; the holder hears it while its tool waits."""
+    """Another service asks for it; the holder notices while its tool waits."""
     await service.create_session(**IDS)
     has_begun = asyncio.Event()
 

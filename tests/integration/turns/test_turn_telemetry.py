@@ -92,7 +92,7 @@ async def test_a_turn_is_a_span_between_its_caller_and_its_agent(
 async def test_turns_are_counted_by_their_end(
     service: MongoSessionService, database: str, recorded: Recording
 ) -> None:
-    """Ended, stopped or failed; then the error's type is told, and no reason ever."""
+    """Ended, stopped or failed; a failure has its error's type, never its reason."""
     await service.create_session(**IDS)
     ended = await start(service, ScriptedModel(script=["Yes."]))
     await ended.result()

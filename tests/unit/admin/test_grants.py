@@ -74,7 +74,7 @@ def test_every_collection_of_the_service_is_granted() -> None:
 
 
 def test_every_feature_is_explained() -> None:
-    """Who has to choose among them is told what each is."""
+    """The help of ``grants`` describes each."""
     explanation = grants.help or ""
 
     assert [each for each in FEATURES if f'"{each}"' not in explanation] == []

@@ -46,7 +46,7 @@ def test_a_drop_ends_the_history(told: dict[str, Any], what: str) -> None:
 
 
 def test_older_servers_have_no_wall_time() -> None:
-    """Before MongoDB 6.0 the deployment's clock tells the time, in whole seconds."""
+    """Before MongoDB 6.0 the deployment's clock is used, in whole seconds."""
     told = change("delete", "sessions")
     del told["wallTime"]
 

@@ -41,5 +41,5 @@ def test_every_page_that_is_named_exists() -> None:
 
 
 def test_no_text_names_a_page_vaguely() -> None:
-    """Whoever is sent to the documentation is told to which page."""
+    """A text that refers to the documentation names the page."""
     assert [where for where, text in texts() if _VAGUE.search(text)] == []

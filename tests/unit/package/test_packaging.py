@@ -126,7 +126,7 @@ def test_licence_is_apache() -> None:
 
 
 def test_package_is_typed() -> None:
-    """Type checkers are told that the package's annotations can be trusted."""
+    """The package has the marker by which type checkers trust its annotations."""
     assert files("mongo_session_service").joinpath("py.typed").is_file()
 
 

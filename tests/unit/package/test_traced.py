@@ -46,7 +46,7 @@ def test_every_public_iteration_is_traced() -> None:
 
 
 def test_tracing_hides_no_signature() -> None:
-    """What is traced still tells its name, documentation and parameters."""
+    """A traced method keeps its name, documentation and parameters."""
     for name, method in public_coroutines().items():
         assert getattr(method, "__name__", "") == name
         assert inspect.getdoc(method)

@@ -120,6 +120,6 @@ def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
     ],
 )
 def test_other_files_are_refused(first: bytes, message: str) -> None:
-    """The first line tells an export of this version from anything else."""
+    """The first line distinguishes an export of this version from anything else."""
     with pytest.raises(SourceError, match=message):
         export_file.check_header(first)

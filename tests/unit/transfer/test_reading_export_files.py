@@ -23,7 +23,7 @@ async def read(path: Path) -> list[Item]:
 
 
 async def test_a_line_that_is_too_long_is_left_out_alone(tmp_path: Path) -> None:
-    """It is told by its number, and the lines after it keep theirs."""
+    """It is reported by its number, and the lines after it keep theirs."""
     header, session, *_ = FILE.splitlines()
     too_long = '{"app_state": "' + "x" * 64_000_000 + '"}'
     path = tmp_path / "x.jsonl"
