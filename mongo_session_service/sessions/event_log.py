@@ -53,9 +53,12 @@ from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import in_slices
 
-_INVOCATION: Final = "event.invocation_id"
+INVOCATION: Final = "event.invocation_id"
 """The field of an event, unless a hook has sealed it."""
 _REWIND: Final = "event.actions.rewind_before_invocation_id"
+
+_DELTAS_TOGETHER: Final = 2000
+"""Events whose deltas are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +77,8 @@ class LogRange:
     page_events: int | None = None
     """How many to read at once, at most; ``Limits.page_events`` by default."""
 
-    def page_size(self, default: int) -> int:
-        most = self.page_events or default
-        return most if self.limit is None or self.undone else min(most, self.limit)
-
-    def without_undone(self, events: list[Document]) -> list[Document]:
-        """Leave out the undone parts, and what is beyond the limit."""
-        kept = [it for it in events if not self._undone_part(it["_id"]["revision"])]
-        return kept if self.limit is None else kept[: self.limit]
-
-    def after_page(self, revision: int) -> LogRange:
-        """Return what is left after a page's last revision, past an undone part."""
-        if self.newest_first:
-            part = self._undone_part(revision - 1)
-            return replace(self, before=part[0] if part else revision)
-        part = self._undone_part(revision + 1)
-        return replace(self, after=part[1] if part else revision)
-
-    def _undone_part(self, revision: int) -> tuple[int, int] | None:
-        return next((it for it in self.undone if it[0] <= revision <= it[1]), None)
+    def is_undone(self, revision: int) -> bool:
+        return any(first <= revision <= last for first, last in self.undone)
 
 
 async def read_log(
@@ -103,7 +89,6 @@ async def read_log(
     where: Document | None = None,
     created: float | None = None,
     as_of: Timestamp | None = None,
-    fields: tuple[str, ...] = (),
 ) -> AsyncGenerator[list[Document]]:
     """Read the events of a session, page by page; a page may be empty.
 
@@ -112,37 +97,28 @@ async def read_log(
     for each page. If the session is not stored (any more), it raises
     ``SessionNotFoundError``.
     """
+    left = wanted.limit
+    if left == 0:
+        return
+    size = wanted.page_events or storage.limits.page_events
+    if left is not None and not wanted.undone:
+        size = min(size, left)
+    log = queries.events_after(key, wanted.after, wanted.before) | (where or {})
+    query = Query("events", log, order=-1 if wanted.newest_first else 1, limit=size)
     head_query = Query("sessions", {"_id": key.id}, fields=HEAD)
-    while wanted.limit != 0:
-        size = wanted.page_size(storage.limits.page_events)
-        log = {
-            **queries.events_after(key, wanted.after, wanted.before),
-            **(where or {}),
-        }
-        order = -1 if wanted.newest_first else 1
-        query = Query("events", log, order=order, limit=size, fields=fields)
-        answer = await storage.read(
-            head_query, query, as_of=as_of, whole=False, patient=True
-        )
-        heads, events = answer
-        if not heads or not is_visible(heads[0], storage.clock.now()):
-            raise session_not_found_error(key.session_id)
-        (head,) = heads
+    async for page in storage.scan(query, beside=[head_query], as_of=as_of):
+        head = _visible_head(storage, key, *page.beside)
         if created not in {None, head["create_time"]}:
             raise session_not_found_error(key.session_id)
         created, begins = head["create_time"], log_begins(head)
-        revisions = [each["_id"]["revision"] for each in events]
-        if min(revisions, default=begins + 1) <= begins > wanted.after:
-            # The page has events that a trim is about to remove.
-            wanted = replace(wanted, after=begins)
-            continue
-        kept = wanted.without_undone(events)
-        yield kept
-        if answer.is_whole and len(events) < size:
+        found = [(each["_id"]["revision"], each) for each in page.documents]
+        # A trim is about to remove those from before the log's begin.
+        kept = [it for n, it in found if n > begins and not wanted.is_undone(n)]
+        yield kept[:left]
+        if left is not None and (left := left - len(kept)) <= 0:
             return
-        if wanted.limit is not None:
-            wanted = replace(wanted, limit=wanted.limit - len(kept))
-        wanted = wanted.after_page(revisions[-1])
+        if wanted.newest_first and any(n <= begins for n, _ in found):
+            return
 
 
 async def read_session_head(storage: Storage, key: SessionKey) -> Document:
@@ -151,10 +127,14 @@ async def read_session_head(storage: Storage, key: SessionKey) -> Document:
     If it is not stored, it raises ``SessionNotFoundError``.
     """
     query = Query("sessions", {"_id": key.id}, fields=HEAD)
-    found = await storage.find_one(query, patient=True)
-    if found is None or not is_visible(found, storage.clock.now()):
+    (found,) = await storage.read(query, patient=True)
+    return _visible_head(storage, key, found)
+
+
+def _visible_head(storage: Storage, key: SessionKey, found: list[Document]) -> Document:
+    if not found or not is_visible(found[0], storage.clock.now()):
         raise session_not_found_error(key.session_id)
-    return found
+    return found[0]
 
 
 async def read_user_log(
@@ -231,6 +211,12 @@ class LogAtRevision(NamedTuple):
     def where(self) -> Document:
         return queries.events_until(self.key, self.until, self.begins)
 
+    @property
+    def deltas_query(self) -> Query:
+        """The query for the deltas of its events to state."""
+        fields = ("event.actions.state_delta",)
+        return Query("events", self.where, limit=_DELTAS_TOGETHER, fields=fields)
+
 
 def is_sealed(storage: Storage) -> bool:
     """True if events must be decoded here to see invocations and rewinds."""
@@ -262,7 +248,7 @@ async def select_events(
     if invocation_id is not None and is_sealed(storage):
         wanted = replace(wanted, limit=None)
     elif invocation_id is not None:
-        where = {_INVOCATION: encode_value(invocation_id)}
+        where = {INVOCATION: encode_value(invocation_id)}
     return read_log(storage, key, wanted, where=where, created=created)
 
 
@@ -295,7 +281,7 @@ async def find_firsts(
     storage: Storage, log: LogAtRevision, invocation_ids: set[str]
 ) -> dict[str, int]:
     firsts: dict[str, int] = {}
-    wanted = {_INVOCATION: {"$in": [encode_value(each) for each in invocation_ids]}}
+    wanted = {INVOCATION: {"$in": [encode_value(each) for each in invocation_ids]}}
     async for revision, event in decode_log(storage, log, wanted):
         if event.invocation_id in invocation_ids:
             firsts.setdefault(event.invocation_id, revision)
@@ -383,12 +369,6 @@ def restore_initial_state(
     return result
 
 
-_DELTAS_TOGETHER: Final = 2000
-"""Events whose deltas are read at once."""
-
-_DELTA: Final = ("event.actions.state_delta",)
-
-
 class SessionAtRevision(NamedTuple):
     session: StoredSession
     initial: dict[str, Any]
@@ -469,14 +449,9 @@ async def state_at(
     Its document has its initial state.
     """
     state: Document = {**session[INITIAL]}
-    wanted = LogRange(
-        documents.log_begins(session), revision + 1, page_events=_DELTAS_TOGETHER
-    )
-    pages = read_log(
-        storage, key, wanted, created=session["create_time"], fields=_DELTA
-    )
-    async for page in pages:
-        state = apply_deltas(state, map(delta_of, page))
+    log = LogAtRevision(key, documents.log_begins(session), revision)
+    async for page in storage.scan(log.deltas_query):
+        state = apply_deltas(state, map(delta_of, page.documents))
     return state
 
 

@@ -43,10 +43,8 @@ from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.event_log import (
-    LogRange,
-    read_log,
+    LogAtRevision,
     read_session_head,
-    select_events,
 )
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import refresh_waiting
@@ -91,7 +89,13 @@ async def find_part(
     """Find the events that have some ids, or are of one invocation; refuse others."""
     head = await read_session_head(storage, key)
     if isinstance(wanted, str):
-        revisions = await _find_invocation(storage, key, wanted)
+        log = LogAtRevision(key, log_begins(head), head["revision"])
+        where = {event_log.INVOCATION: bson_values.encode_value(wanted)}
+        revisions = [
+            revision
+            async for revision, event in event_log.decode_log(storage, log, where)
+            if event.invocation_id == wanted
+        ]
         if not revisions:
             which = quoted(wanted)
             raise InvalidInputError(f"The session has no event of invocation {which}.")
@@ -99,8 +103,8 @@ async def find_part(
     found: dict[str, int] = {}
     possible = [it for it in dict.fromkeys(wanted) if lookup_id("An event id", it)]
     for some in cut_by_size(possible, _IDS_AT_ONCE):
-        log = queries.event_by_id(key, {"$in": some})
-        query = Query("events", log, fields=("event.id",))
+        by_id = queries.event_by_id(key, {"$in": some})
+        query = Query("events", by_id, fields=("event.id",))
         (events,) = await storage.read(query, patient=True)
         for each in events:
             if each["_id"]["revision"] > log_begins(head):
@@ -110,18 +114,6 @@ async def find_part(
         names = ", ".join(missing[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
         raise InvalidInputError(f"The session has no event with id {names}.")
     return LoggedPart(key, head["create_time"], sorted(found.values()))
-
-
-async def _find_invocation(
-    storage: Storage, key: SessionKey, invocation_id: str
-) -> list[int]:
-    pages = await select_events(storage, key, LogRange(), invocation_id, rewound=True)
-    return [
-        each["_id"]["revision"]
-        async for page in pages
-        for each in page
-        if documents.decode_event(each, storage.hooks).invocation_id == invocation_id
-    ]
 
 
 async def _find_copies(storage: Storage, part: LoggedPart) -> list[LoggedPart]:
@@ -159,8 +151,8 @@ async def _find_with_copies(
         copies = await _find_copies(storage, part)
         left = [each for each in copies if each.key not in done]
         for each in left:
-            done.add(each.key)
             yield each
+        done.update(each.key for each in left)
         forks = bool(left)
 
 
@@ -302,10 +294,8 @@ async def _redact_initial_state(
             if value is not None and name in initial and initial[name] == value
         }
         if document and same:
-            values = _encode_replacement(
-                storage, Owner.of_session(key), same, replacement
-            )
-            change = {f"{INITIAL}.{name}": it for name, it in values.items()}
+            owner = Owner.of_session(key)
+            change = _replacing(INITIAL, storage, owner, same, replacement)
             same_id = {"_id": document["_id"]}
             await tx.write(Update(collection, same_id, {"$set": change}))
 
@@ -321,15 +311,12 @@ async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[s
     revision: int = head["revision"]
     wanted = set(part.revisions)
     latest: dict[str, int] = {}
-    log = LogRange(part.revisions[0] - 1, revision + 1)
-    fields = ("event.actions.state_delta",)
-    pages = read_log(storage, part.key, log, created=part.created, fields=fields)
-    async for page in pages:
-        for each in page:
-            names = [
-                it for it, to in event_log.delta_of(each).items() if to is not None
-            ]
-            latest |= dict.fromkeys(names, each["_id"]["revision"])
+    log = LogAtRevision(part.key, part.revisions[0] - 1, revision)
+    async for page in storage.scan(log.deltas_query):
+        for each in page.documents:
+            delta = event_log.delta_of(each).items()
+            set_here = [name for name, value in delta if value is not None]
+            latest |= dict.fromkeys(set_here, each["_id"]["revision"])
     return revision, {name for name, last in latest.items() if last in wanted}
 
 
@@ -337,11 +324,12 @@ async def _find_unredacted_keys(
     storage: Storage, part: LoggedPart, replacement: str
 ) -> set[str]:
     _, own = await _find_own_keys(storage, part)
-    values = _encode_replacement(storage, Owner.of_session(part.key), own, replacement)
+    owner = Owner.of_session(part.key)
+    values = _replacing("state", storage, owner, own, replacement)
     query = Query("sessions", {"_id": part.key.id}, fields=("state",))
     found = await storage.find_one(query, patient=True)
     state = (found or {}).get("state", {})
-    return {name for name in own if state.get(name) != values[name]}
+    return {name for name in own if state.get(name) != values[f"state.{name}"]}
 
 
 def _shared_scopes(key: SessionKey) -> list[tuple[Owner, str, Any]]:
@@ -387,8 +375,8 @@ async def _redact_values(
 ) -> bool:
     key = part.key
     shared = await _find_shared_keys(storage, part, tx)
-    values = _encode_replacement(storage, Owner.of_session(key), own, replacement)
-    change: Document = {f"state.{name}": it for name, it in values.items()}
+    owner = Owner.of_session(key)
+    change = _replacing("state", storage, owner, own, replacement)
     where = {"_id": key.id, "create_time": part.created, "revision": revision}
     if ADK_METADATA in own and storage.hooks.is_missing:
         change |= await _redact_title(storage, where, replacement, tx)
@@ -397,8 +385,7 @@ async def _redact_values(
         return False
     for owner, collection, id_ in _shared_scopes(key):
         if names := shared[owner]:
-            values = _encode_replacement(storage, owner, names, replacement)
-            change = {f"state.{name}": it for name, it in values.items()}
+            change = _replacing("state", storage, owner, names, replacement)
             update = {"$set": change, "$inc": {"revision": 1}}
             await tx.write(Update(collection, {"_id": id_}, update))
     return True
@@ -418,14 +405,13 @@ async def _redact_title(
     return title
 
 
-def _encode_replacement(
-    storage: Storage, owner: Owner, names: set[str], replacement: str
-) -> dict[str, Any]:
-    keys = map(bson_values.unescape_key, names)
-    fields, _ = documents.encode_state(
-        dict.fromkeys(keys, replacement), owner, storage.hooks
-    )
-    return fields
+def _replacing(
+    field: str, storage: Storage, owner: Owner, names: set[str], replacement: str
+) -> Document:
+    """The change that replaces values of a field with state, named as stored."""
+    values = {bson_values.unescape_key(name): replacement for name in names}
+    fields, _ = documents.encode_state(values, owner, storage.hooks)
+    return {f"{field}.{name}": value for name, value in fields.items()}
 
 
 def is_redacted(event: Event) -> bool:

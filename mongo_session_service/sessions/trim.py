@@ -37,6 +37,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import details_announcement
+from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import waiting_at
 from mongo_session_service.storage.kernel import Storage
@@ -118,8 +119,7 @@ class TrimConstraints:
     def __post_init__(self) -> None:
         self.until = self.older = self.begins
 
-    async def read_log(self, storage: Storage, key: SessionKey, until: int) -> None:
-        log = event_log.LogAtRevision(key, self.until, until)
+    async def read_log(self, storage: Storage, log: LogAtRevision) -> None:
         async for revision, event in event_log.decode_log(storage, log):
             self.add(revision, event)
 
@@ -186,7 +186,8 @@ async def trim(
             )
         cut = begins
         if await _last_removable(storage, key, session, criterion) > begins:
-            await constraints.read_log(storage, key, session["revision"])
+            log = LogAtRevision(key, constraints.until, session["revision"])
+            await constraints.read_log(storage, log)
             if constraints.until != session["revision"]:
                 continue  # it was deleted or trimmed meanwhile
             wanted = criterion.revision(session, constraints.older)
@@ -194,7 +195,8 @@ async def trim(
         if is_dry_run:
             return max(0, cut - begins)
         if cut <= begins:
-            return await _resume_removal(storage, key, session)
+            # What an interrupted trim has left.
+            return await remove_trimmed(storage, key, created, begins)
         as_of = cut, session.get(REDACTIONS)
         if constraints.state is None or constraints.state[0] != as_of:
             state = await event_log.state_at(storage, key, session, cut)
@@ -202,7 +204,7 @@ async def trim(
             constraints.state = as_of, state
         waiting = decode_waiting(session, storage.hooks)
         if any(each.revision <= cut for each in waiting.named):
-            log = event_log.LogAtRevision(key, cut, session["revision"])
+            log = LogAtRevision(key, cut, session["revision"])
             waiting = await waiting_at(storage, log)
         try:
             await _set_cut(storage, session, cut, constraints.state[1], waiting=waiting)
@@ -225,14 +227,6 @@ async def _last_removable(
         if first and first["event"]["timestamp"] >= criterion.before_time:
             older = begins
     return criterion.revision(session, older)
-
-
-async def _resume_removal(storage: Storage, key: SessionKey, session: Document) -> int:
-    """Remove what an interrupted trim of a session has left; return how many events."""
-    if TRIMMING not in session:
-        return 0
-    begins = log_begins(session)
-    return await remove_trimmed(storage, key, session["create_time"], begins)
 
 
 async def _set_cut(
