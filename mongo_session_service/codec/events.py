@@ -30,6 +30,7 @@ _DICTS_OF_ACTIONS: Final = [
 _NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
 _SCALARS: Final = (str, int, float)
 _PLAIN: Final = {dict, float}
+_NO_MODELS: Final = (dict, float)
 _NOTHING: Final = {type(None)}
 _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
@@ -207,7 +208,7 @@ def is_as_declared(model: BaseModel) -> bool:
     return True
 
 
-def _has_classes(value: Any, classes: tuple[type, ...]) -> bool:
+def _has_classes(value: Any, classes: tuple[type[Any], ...]) -> bool:
     parts: Iterable[Any] = (value,)
     if isinstance(value, list):
         parts = value
@@ -215,7 +216,7 @@ def _has_classes(value: Any, classes: tuple[type, ...]) -> bool:
         parts = value.values()
     for each in parts:
         if isinstance(each, classes):
-            if isinstance(each, BaseModel) and not is_as_declared(each):
+            if not isinstance(each, _NO_MODELS) and not is_as_declared(each):
                 return False
         elif hasattr(each, "__dict__") and not isinstance(each, _SCALARS):
             kind, wanted = (indefinite(it.__name__) for it in (type(each), classes[0]))

@@ -106,7 +106,7 @@ class Marker(NamedTuple):
     """Whether it ends at some time, so that an append has to ask the server for it."""
 
     def after_append(self) -> Marker:
-        return self._replace(revision=self.revision + 1)
+        return Marker(self.revision + 1, *self[1:])
 
     def describe_change(self, stored: Marker) -> str:
         """The middle of a sentence about what has become of the session since."""
@@ -215,8 +215,6 @@ class PlannedWrite:
 
     write: Append | NewSession
     expected: Marker
-    now: float
-    """The writer's time; a session that has expired by then is not written to."""
 
 
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
 
@@ -70,23 +70,22 @@ class BatchStore:
         planned: Sequence[PlannedWrite],
         *,
         limit: float,
-        attempts: int,
-        is_lone: bool,
+        attempts: int | None,
     ) -> None:
         """Store sessions, events and their effect on state, as one transaction.
 
         It is given up after ``limit`` seconds, and tried ``attempts`` times while
-        another transaction holds a document; then it raises ``LockedError``. A lone new
-        session is stored without a transaction: it takes one round trip, but waits for
-        as long as another transaction holds it. If a session is not as expected, or
-        something is stored already, it raises ``RefusedError``. Then nothing was
+        another transaction holds a document; then it raises ``LockedError``. Without
+        that, a new session is stored without a transaction: it takes one round trip,
+        but waits while another transaction holds it. If a session is not as expected,
+        or something is stored already, it raises ``RefusedError``. Then nothing was
         written; of several writes others may succeed alone, of a single one
         :meth:`judge_refused` finds the cause.
         """
         storage = self._storage
         if not (storage.has_transactions and storage.has_event_index):
             await self._refuse_known_events(planned)
-        most = None if is_lone or not storage.has_transactions else attempts
+        most = attempts if storage.has_transactions else None
         if any(map(_needs_session, planned)):
             write = partial(self._write_with_sessions, planned)
             kept = storage.client_sessions
@@ -105,7 +104,11 @@ class BatchStore:
         storage = self._storage
         waiting = await waiting_after_batch(storage, planned, tx)
         await tx.write(*batch_statements(storage, planned, waiting))
-        renamed = {it.write.key for it in planned if _renames(it.write)}
+        renamed = {
+            it.write.key
+            for it in planned
+            if isinstance(it.write, Append) and it.write.title is not NOT_GIVEN
+        }
         for key in renamed if storage.has_transactions else ():
             query = Query("sessions", {"_id": key.id}, fields=ANNOUNCED)
             if found := await tx.find_one(query):
@@ -160,14 +163,12 @@ class BatchStore:
         return marker, stored["_id"]["revision"]
 
 
-def _renames(write: Append | NewSession) -> bool:
-    return isinstance(write, Append) and write.title is not NOT_GIVEN
-
-
 def _needs_session(planned: PlannedWrite) -> bool:
     """True if what a write stores depends on what its session holds."""
     write = planned.write
-    return isinstance(write, Append) and (write.waiting.has_effect or _renames(write))
+    return isinstance(write, Append) and (
+        write.title is not NOT_GIVEN or write.waiting.has_effect
+    )
 
 
 def batch_statements(
@@ -180,64 +181,54 @@ def batch_statements(
     Given are the fields of what waits after an append, if it changes that, by its
     session and revision.
     """
-    created = [it.write for it in planned if isinstance(it.write, NewSession)]
-    appends = [
-        (it.write, it.expected.revision + 1)
-        for it in planned
-        if isinstance(it.write, Append)
-    ]
-    # Shared state ends as the last append has it, which is what subscribers who see the
-    # events receive.
-    writes: list[Append | NewSession] = [*created, *(append for append, _ in appends)]
-    statements: list[Statement] = []
     # Where there are no transactions, there may be neither pipelines nor raw BSON.
     is_real = storage.has_transactions
-    fastest = fastest_update if is_real else lambda change: change
-
-    def upserts(collection: str, updates: Iterable[DocumentUpdate]) -> list[Update]:
-        return [
-            Update(collection, where, fastest(change), upsert=True)
-            for where, change in updates
-        ]
-
+    created: list[NewSession] = []
+    appends: list[Append] = []
+    events: list[Document] = []
+    for each in planned:
+        write, revision = each.write, each.expected.revision + 1
+        if isinstance(write, NewSession):
+            created.append(write)
+            continue
+        appends.append(write)
+        after = waiting.get((write.key, revision))
+        events.append(
+            documents.event_document(write, revision, encoded=is_real, waiting=after)
+        )
+    statements: list[Statement] = []
     if created:
-        new = [documents.session_document(each) for each in created]
-        statements.append(Insert("sessions", new))
-        statements += upserts("events", initial_updates(created))
+        statements.append(
+            Insert("sessions", [*map(documents.session_document, created)])
+        )
+    updates = initial_updates(created) if created else []
     if appends:
-        alive = queries.alive_filter(storage)
-        statements += [
-            Update("sessions", where, fastest(change), expected=1)
-            for where, change in session_updates(planned, waiting, alive)
-        ]
-        events = [
-            documents.event_document(
-                append,
-                revision,
-                encoded=is_real,
-                waiting=waiting.get((append.key, revision)),
-            )
-            for append, revision in appends
-        ]
-        statements.append(Insert("events", events))
-    statements += upserts("user_states", user_updates(writes))
-    # Last, since all users of an app meet here: what is locked late is free soon.
-    statements += upserts("app_states", app_updates(writes))
-    return statements
+        updates += session_updates(storage, planned, waiting)
+    # Shared state ends as the last append has it, which is what subscribers who see the
+    # events receive. It is last, since all users of an app meet here: what is locked
+    # late is free soon.
+    shared = shared_state_updates([*created, *appends])
+    if is_real:
+        updates, shared = (
+            [*map(fastest_update, updates)],
+            [*map(fastest_update, shared)],
+        )
+    inserts = [Insert("events", events)] if events else []
+    return [*statements, *updates, *inserts, *shared]
 
 
-class DocumentUpdate(NamedTuple):
-    filter: Document
-    change: Document
-
-
-def initial_updates(sessions: Iterable[NewSession]) -> list[DocumentUpdate]:
+def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
     """Build the updates that store large initial states apart, at revision 0 of a log.
 
     A document is of one session only, and not of a later one of the same id.
     """
     return [
-        DocumentUpdate({"_id": each.key.event_id(0)}, {"$set": _initial(each)})
+        Update(
+            "events",
+            {"_id": each.key.event_id(0)},
+            {"$set": _initial(each)},
+            upsert=True,
+        )
         for each in sessions
         if needs_initial_document(each)
     ]
@@ -249,19 +240,19 @@ def _initial(session: NewSession) -> Document:
 
 
 def session_updates(
+    storage: Storage,
     planned: Iterable[PlannedWrite],
     waiting: Mapping[tuple[SessionKey, int], Document],
-    alive: Document,
-) -> list[DocumentUpdate]:
+) -> list[Update]:
     """Build the updates of appends to their sessions: one for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
     means a session that has moved on, has expired, or has got another time to live. An
     append within a turn expects that nobody has taken the turn since, and renews it.
     Given are the fields of what waits after an append, if it changes that, by its
-    session and revision, and the filter for what is ``alive``, if it is to expire.
+    session and revision.
     """
-    updates: dict[SessionKey, DocumentUpdate] = {}
+    updates: dict[SessionKey, Update] = {}
     for each in planned:
         append, expected = each.write, each.expected
         if not isinstance(append, Append):
@@ -274,30 +265,33 @@ def session_updates(
                 "revision": revision,
                 "create_time": create_time,
                 "ttl": ttl,
-                **(alive if expires else {"expire_time": None}),
+                **(queries.alive_filter(storage) if expires else {"expire_time": None}),
             }
-            update = updates[append.key] = DocumentUpdate(expectation, {"$set": {}})
+            update = Update("sessions", expectation, {"$set": {}}, expected=1)
+            updates[append.key] = update
+        change: Document = update.change  # type: ignore[assignment]
         if append.fence is not None:
             epoch, create_time = append.fence
             held = {TURN_EPOCH: epoch, "create_time": create_time}
             wanted = update.filter.setdefault("$and", [])
             wanted += [held] if held not in wanted else []
-            update.change["$currentDate"] = {TURN_RENEWED: True}
+            change["$currentDate"] = {TURN_RENEWED: True}
             # The least is that of the turn's first event.
             first = {TURN_FIRST_REVISION: expected.revision + 1}
-            update.change.setdefault("$min", first)
-        changes = update.change["$set"]
+            change.setdefault("$min", first)
+        changes = change["$set"]
         for name, value in append.delta.session.items():
             changes[_STATE + name] = value
         changes["revision"] = expected.revision + 1
         changes["update_time"] = append.timestamp
         if expected.ttl is not None:
             # No clock that was set back shortens a life.
-            update.change["$max"] = {"expire_time": each.now + expected.ttl}
+            end = storage.clock.now() + expected.ttl
+            change["$max"] = {"expire_time": end}
         if append.title is not NOT_GIVEN:
-            _set_or_remove(update.change, {"title": append.title})
+            _set_or_remove(change, {"title": append.title})
         if after := waiting.get((append.key, expected.revision + 1)):
-            _set_or_remove(update.change, after)
+            _set_or_remove(change, after)
     return list(updates.values())
 
 
@@ -315,42 +309,39 @@ def _set_or_remove(change: Document, fields: Document) -> None:
         change["$unset"] = removed
 
 
-def app_updates(writes: Iterable[Append | NewSession]) -> list[DocumentUpdate]:
-    """Build the updates of app state: one for each app, later deltas last."""
-    return _scope_updates((write.key.app_name, write.delta.app) for write in writes)
-
-
-def user_updates(writes: Iterable[Append | NewSession]) -> list[DocumentUpdate]:
-    """Build the updates of user state: one for each user, later deltas last."""
-    return _scope_updates(
-        (user_state_id(write.key.app_name, write.key.user_id), write.delta.user)
-        for write in writes
-    )
-
-
-def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[DocumentUpdate]:
-    updates: dict[str, DocumentUpdate] = {}
-    for id_, delta in deltas:
-        if delta:
-            empty = DocumentUpdate({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
-            update = updates.setdefault(repr(id_), empty)
-            update.change["$set"] |= {_STATE + name: it for name, it in delta.items()}
-            update.change["$inc"]["revision"] += 1
-    return list(updates.values())
+def shared_state_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+    """Build the updates of users' and then apps' states; later deltas come last."""
+    deltas: dict[tuple[str, ...], list[Document]] = {}
+    for write in writes:
+        if write.delta.user:
+            deltas.setdefault(write.key[:2], []).append(write.delta.user)
+        if write.delta.app:
+            deltas.setdefault(write.key[:1], []).append(write.delta.app)
+    updates = []
+    for owner in sorted(deltas, key=len, reverse=True):
+        several = deltas[owner]
+        fields = {_STATE + name: it for delta in several for name, it in delta.items()}
+        change = {"$set": fields, "$inc": {"revision": len(several)}}
+        is_app = len(owner) == 1
+        id_: Any = owner[0] if is_app else user_state_id(*owner)
+        collection = "app_states" if is_app else "user_states"
+        updates.append(Update(collection, {"_id": id_}, change, upsert=True))
+    return updates
 
 
 _MANY: Final = 500
 """Paths of an update beyond which MongoDB is faster to merge two documents."""
 
 
-def fastest_update(change: Document) -> Document | list[Document]:
-    """Return a change of a state document in the form that MongoDB is fastest at.
+def fastest_update(update: Update) -> Update:
+    """Return an update of a state document in the form that MongoDB is fastest at.
 
     It looks for each path of a ``$set`` among all the fields there are. To set 100,000
     keys would take it 43 seconds, and a pipeline that merges them takes 0.1.
     """
+    change: Document = update.change  # type: ignore[assignment]
     if len(change["$set"]) <= _MANY:
-        return change
+        return update
     fields: Document = {}
     stage: Document = {}
     for path, value in change["$set"].items():
@@ -366,7 +357,7 @@ def fastest_update(change: Document) -> Document | list[Document]:
         for name, value in change.get(operator, {}).items():
             stage[name] = {operator: [f"${name}", value]}
     stage["state"] = {"$mergeObjects": ["$state", {"$literal": fields}]}
-    return [{"$set": stage}]
+    return update._replace(change=[{"$set": stage}])
 
 
 _STATE: Final = "state."

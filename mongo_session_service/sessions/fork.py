@@ -39,7 +39,7 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions import deletion, event_log, queries
-from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
+from mongo_session_service.sessions.batch import initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import waiting_fields_at
 from mongo_session_service.storage.kernel import Storage
@@ -167,7 +167,7 @@ class Fork:
         new = {"_id.session_id": self.target.session_id}
         await self.storage.copy("events", log, new, limit=_STEP_SECONDS)
 
-    async def build_session(self) -> tuple[Document, list[DocumentUpdate]]:
+    async def build_session(self) -> tuple[Document, list[Update]]:
         """Build the new session's document, and updates for a large initial state."""
         head = self.origin
         known, state = head[INITIAL], head["state"]
@@ -211,9 +211,7 @@ class Fork:
         past = decode_fields({ADK_METADATA: named})
         return replace(Details.from_document(head), title=display_name(past))
 
-    async def store_session(
-        self, document: Document, apart: list[DocumentUpdate]
-    ) -> None:
+    async def store_session(self, document: Document, apart: list[Update]) -> None:
         storage, held = self.storage, self.reservation
         source = {
             "_id": self.source.id,
@@ -234,7 +232,7 @@ class Fork:
                 return _CHANGED.format("redacted")
             if not await tx.find_one(Query("sessions", held, fields=("_id",))):
                 return _LOST
-            await tx.write(*(Update("events", *it, upsert=True) for it in apart))
+            await tx.write(*apart)
             if storage.has_transactions:
                 silently = deletion.silent_removal(storage, self.target)
                 await tx.write(*silently, Insert("sessions", [document]))

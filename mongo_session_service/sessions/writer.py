@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Final
 
@@ -117,6 +118,9 @@ class _QueuedWrite(PlannedWrite):
             self.answer.set_result(None)
 
 
+_deadline_of: Final = attrgetter("deadline")
+
+
 class _WriteBuffer:
     """Room for writes that are encoded and wait: so many, and so many bytes of them."""
 
@@ -161,7 +165,8 @@ class _WriteBuffer:
 
     def _end_iteration(self) -> None:
         self._admitted = 0
-        self._admit_waiters()
+        if self._waiters:
+            self._admit_waiters()
 
     def _admit_waiters(self) -> None:
         room = 0 if self._is_full() else MAX_ENCODED - self._admitted
@@ -221,13 +226,13 @@ class Writer:
                 self._pending[id(session)] = pending
         pending.count += 1
         began = monotonic() if started is None else started
-        now, deadline = self._connection.clock.now(), began + self.write_timeout
+        deadline = began + self.write_timeout
         answer = asyncio.get_running_loop().create_future()
-        queued = _QueuedWrite(write, expected, now, expected, pending, deadline, answer)
+        queued = _QueuedWrite(write, expected, expected, pending, deadline, answer)
         self._queue.append(queued)
         self.buffer.reserve(write.size)
-        if self._alarm is None or queued.deadline < self._alarm_at:
-            self._set_alarm(queued.deadline)
+        if self._alarm is None or deadline < self._alarm_at:
+            self._set_alarm(deadline)
         self._start_soon()
         try:
             await self._outcome_of(queued)
@@ -307,7 +312,8 @@ class Writer:
             self._flying.append(size)
         self._start_soon()  # there may be enough for another
         try:
-            again = await self._write_bisecting(batch, is_lone=is_lone)
+            attempts = None if is_lone else ATTEMPTS
+            again = await self._write_bisecting(batch, attempts)
             self._queue.extendleft(reversed(again))
         except BaseException:
             for queued in batch:  # the loop is being shut down
@@ -369,7 +375,7 @@ class Writer:
         return batch
 
     async def _write_bisecting(
-        self, batch: list[_QueuedWrite], *, is_lone: bool
+        self, batch: list[_QueuedWrite], attempts: int | None
     ) -> list[_QueuedWrite]:
         """Write a batch; if it fails, split it in two until the failing write is found.
 
@@ -378,12 +384,13 @@ class Writer:
         again: list[_QueuedWrite] = []
         parts = [batch]
         while parts:
-            part = parts.pop()
             # A session's later writes follow its earlier ones.
-            closed = self._locked.union(each.write.key for each in again)
-            again += [it for it in part if not closed.isdisjoint(it.documents)]
-            part = self._end_late(it for it in part if closed.isdisjoint(it.documents))
-            error = await self._commit(part, ATTEMPTS, is_lone=is_lone)
+            closed = self._locked.union([each.write.key for each in again])
+            part: list[_QueuedWrite] = []
+            for queued in self._end_late(parts.pop()):
+                is_open = closed.isdisjoint(queued.documents)
+                (part if is_open else again).append(queued)
+            error = await self._commit(part, attempts)
             middle = len(part) // 2
             if error and middle and not isinstance(error, StorageUnavailableError):
                 parts += [part[middle:], part[:middle]]
@@ -392,17 +399,15 @@ class Writer:
         return again
 
     async def _commit(
-        self, part: list[_QueuedWrite], attempts: int, *, is_lone: bool = False
+        self, part: list[_QueuedWrite], attempts: int | None
     ) -> Exception | None:
         """Write one transaction; return why it failed, which its callers raise."""
         if not part:
             return None
         _plan(part)
-        limit = min(each.deadline for each in part) - monotonic()
+        limit = min(map(_deadline_of, part)) - monotonic()
         try:
-            await self._store.commit_batch(
-                part, limit=limit, attempts=attempts, is_lone=is_lone
-            )
+            await self._store.commit_batch(part, limit=limit, attempts=attempts)
         except Exception as error:  # noqa: BLE001  as above
             return error
         return None
@@ -506,7 +511,7 @@ class Writer:
         self._alarm = None
         self._queue = deque(self._end_late(self._queue))
         now = monotonic()
-        moments = [each.deadline for each in self._queue]
+        moments = [*map(_deadline_of, self._queue)]
         if moments or self._tasks:
             self._set_alarm(min(moments, default=now + self.write_timeout))
         self._start_soon()
@@ -550,7 +555,6 @@ class Writer:
                 async with self._alone:
                     attempts += 1
                     telemetry.count(telemetry.RETRIES, self._connection.database.name)
-                    queued.now = self._connection.clock.now()
                     error = await self._commit(left, attempts=1)
                     left = await self._settle(left, error)
 

@@ -129,7 +129,6 @@ from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.transactions import (
     ClientSessions,
     Transaction,
-    commands_of,
     is_alone,
     run_committed,
     write_alone,
@@ -249,7 +248,7 @@ class Storage(Database):
             writing = self._alone(write, limit, patient=patient)
         else:
             writing = self._run(
-                _writing(self, statements),
+                lambda tx: tx.write(*statements),
                 limit,
                 attempts=attempts,
                 patient=patient,
@@ -503,13 +502,3 @@ async def _write_one(statement: Statement, tx: Transaction) -> list[int]:
 
 async def _write_apart(statements: Sequence[Statement], tx: Transaction) -> list[int]:
     return await write_apart(tx, statements)
-
-
-def _writing(
-    database: Database, statements: Sequence[Statement]
-) -> Callable[[Transaction], Awaitable[list[int]]]:
-    """What writes statements in each attempt of a transaction."""
-    if not database.has_transactions:
-        return lambda tx: tx.write(*statements)
-    commands = commands_of(database, statements)
-    return lambda tx: tx.execute(commands)

@@ -248,24 +248,19 @@ class Transaction:
         return await self.find_one(query) is not None
 
     async def write(self, *statements: Statement) -> list[int]:
-        """Write statements in order; return how many documents each has matched."""
-        if self.client_session is not None:
-            return await self.execute(commands_of(self._database, statements))
-        counts: list[int] = []
-        for each in statements:
-            counts.append(count := await write_alone(self, each))
-            if not _is_expected(each, count):
-                raise RefusedError
-        return counts
+        """Write statements in order; return how many documents each has matched.
 
-    async def execute(self, commands: Iterable[_Command]) -> list[int]:
-        """Execute commands, and return the counts of their statements.
-
-        A document that is refused raises ``WriteError``; for its key,
+        In a transaction, a document that is refused raises ``WriteError``; for its key,
         ``DuplicateKeyError``.
         """
         counts: list[int] = []
-        for command, _, expected in commands:
+        if self.client_session is None:
+            for each in statements:
+                counts.append(count := await write_alone(self, each))
+                if not _is_expected(each, count):
+                    raise RefusedError
+            return counts
+        for command, _, expected in commands_of(self._database, statements):
             # The driver's own methods create an object for every document of a batch.
             try:
                 reply = await self._database.database.command(

@@ -27,7 +27,7 @@ from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.batch import DocumentUpdate, initial_updates
+from mongo_session_service.sessions.batch import initial_updates
 from mongo_session_service.sessions.deletion import (
     IMPORT,
     Reservations,
@@ -464,7 +464,7 @@ class ImportTarget(StoreTarget):
         left = []
         for each in whole:
             apart = initial_updates([each.incoming.as_new_session()])
-            statements += [Update("events", *it, upsert=True) for it in apart]
+            statements += apart
             if each.found is not None and not apart:
                 left.append(each.incoming.key.event_id(0))
         if left:
@@ -500,7 +500,7 @@ class ImportTarget(StoreTarget):
         missing = [each for each in appends if each[0] > matched]
         waiting = await waiting_after(self._storage, stored, missing)
         events = list(incoming.documents(matched, waiting))
-        initial: list[DocumentUpdate] | None = None
+        initial: list[Update] | None = None
         if incoming.is_last:
             fields, initial = self._changed_fields(incoming, stored)
         elif events:
@@ -514,7 +514,7 @@ class ImportTarget(StoreTarget):
         log: list[Statement] = [Insert("events", events)] if events else []
         if initial is not None:
             log.append(Delete("events", {"_id": incoming.key.event_id(0)}))
-            log += [Update("events", *each, upsert=True) for each in initial]
+            log += initial
 
         async def append_missing(tx: Transaction) -> None:
             # Details may be others by now: to set them makes no new revision.
@@ -531,7 +531,7 @@ class ImportTarget(StoreTarget):
 
     def _changed_fields(
         self, incoming: EncodedSession, stored: Document
-    ) -> tuple[Document, list[DocumentUpdate] | None]:
+    ) -> tuple[Document, list[Update] | None]:
         """Return the fields that an existing session gets, None for those it loses.
 
         And the updates that store a large initial state; None to leave it as it is.
