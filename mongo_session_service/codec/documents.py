@@ -138,8 +138,7 @@ def event_document(
 def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Document:
     """Build the fields of a partial event in a document of a running turn."""
     document, _, _ = _encode_event(key, event, hooks)
-    encoded = bson.encode(document)
-    document_size.check_event_size(event.id, {}, len(encoded))
+    encoded = _bson_of_event(document, {})
     return {"event": RawBSONDocument(encoded), **event_flags(encoded, hooks)}
 
 
@@ -282,7 +281,7 @@ def encode_event_fields(event: Event) -> dict[str, Any]:
     """Encode an event's fields as they are stored without hooks."""
     nobody = SessionKey("", "", "")  # only a hook receives whose event it is
     document, delta, _ = _encode_event(nobody, event, NO_HOOKS)
-    document_size.check_event_size(event.id, delta, len(bson.encode(document)))
+    _bson_of_event(document, delta)
     return document
 
 
@@ -291,8 +290,7 @@ def encode_append(
 ) -> Append:
     """Encode an event and its effect on state for storage, without ``temp:``."""
     document, delta, values = _encode_event(key, event, hooks)
-    encoded = bson.encode(document)
-    document_size.check_event_size(event.id, delta, len(encoded))
+    encoded = _bson_of_event(document, delta)
     return Append(
         key,
         document["timestamp"],
@@ -307,6 +305,13 @@ def encode_append(
         else NOT_GIVEN,
         waiting_step(event),
     )
+
+
+def _bson_of_event(document: Document, delta: Mapping[str, Any]) -> bytes:
+    encoded = bson.encode(document)
+    if len(encoded) > document_size.MAX_DOCUMENT_BYTES:
+        raise document_size.large_event_error(document["id"], delta, len(encoded))
+    return encoded
 
 
 def _encode_event(

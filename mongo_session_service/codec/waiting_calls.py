@@ -82,16 +82,14 @@ def _run_ids(branch: str) -> Iterator[str]:
 
 
 def _asks(event: Event) -> Iterator[WaitingCall]:
-    if not event.long_running_tool_ids and not event.content:
+    calls, long_running = event.get_function_calls(), event.long_running_tool_ids or set()
+    if not (calls or long_running) or REDACTED in (event.custom_metadata or {}):
         return
-    long_running = event.long_running_tool_ids or set()
     names = {
         each.id: each.name
-        for each in event.get_function_calls()
+        for each in calls
         if each.id in long_running or (each.id is not None and each.name in ASKING)
     }
-    if REDACTED in (event.custom_metadata or {}):
-        return
     for call_id in dict.fromkeys([*names, *sorted(long_running)]):
         yield WaitingCall(
             call_id=call_id,

@@ -241,20 +241,23 @@ class Storage(Database):
         without that, a statement by itself waits for the lock.
         """
         if attempts is None and is_alone(statements):
-            write = partial(_write_one, statements[0])
-            writing = self._alone(write, limit, patient=patient)
-        elif not atomic:
-            write = partial(_write_apart, statements)
-            writing = self._alone(write, limit, patient=patient)
-        else:
-            writing = self._run(
-                lambda tx: tx.write(*statements),
-                limit,
-                attempts=attempts,
-                patient=patient,
-                kept=self.client_sessions,
+            (statement,) = statements
+            return [
+                await self._alone(
+                    lambda tx: write_alone(tx, statement), limit, patient=patient
+                )
+            ]
+        if not atomic:
+            return await self._alone(
+                lambda tx: write_apart(tx, statements), limit, patient=patient
             )
-        return await writing
+        return await self.run(
+            lambda tx: tx.write(*statements),
+            limit=limit,
+            attempts=attempts,
+            patient=patient,
+            kept=self.client_sessions,
+        )
 
     async def run(
         self,
@@ -272,9 +275,15 @@ class Storage(Database):
         ``write_timeout``. It runs in one of the client sessions that are ``kept``, if
         one is idle. For the rest see :meth:`commit`.
         """
-        return await self._run(
-            work, limit, attempts=attempts, patient=patient, kept=kept
-        )
+        effect = Effect.TRANSACTION if self.has_transactions else Effect.WRITE
+
+        def attempt() -> Awaitable[Result]:
+            if not self.has_transactions:
+                return uninterrupted(work(Transaction(self, None)))
+            running = run_committed(self, work, limit, attempts, kept=kept)
+            return uninterrupted(running)
+
+        return await repeat(self.client, attempt, effect, patient=patient)
 
     async def find_and_update(
         self,
@@ -450,25 +459,6 @@ class Storage(Database):
                 return await self.oplog_window()
         return None
 
-    def _run(
-        self,
-        work: Callable[[Transaction], Awaitable[Result]],
-        limit: float | None,
-        *,
-        attempts: int | None = None,
-        patient: bool = False,
-        kept: ClientSessions | None = None,
-    ) -> Awaitable[Result]:
-        effect = Effect.TRANSACTION if self.has_transactions else Effect.WRITE
-
-        def attempt() -> Awaitable[Result]:
-            if not self.has_transactions:
-                return uninterrupted(work(Transaction(self, None)))
-            running = run_committed(self, work, limit, attempts, kept=kept)
-            return uninterrupted(running)
-
-        return repeat(self.client, attempt, effect, patient=patient)
-
     def _alone(
         self,
         write: Callable[[Transaction], Awaitable[Result]],
@@ -494,11 +484,3 @@ class Storage(Database):
             return uninterrupted(writing()) if shielded else writing()
 
         return repeat(self.client, attempt, Effect.WRITE, patient=patient)
-
-
-async def _write_one(statement: Statement, tx: Transaction) -> list[int]:
-    return [await write_alone(tx, statement)]
-
-
-async def _write_apart(statements: Sequence[Statement], tx: Transaction) -> list[int]:
-    return await write_apart(tx, statements)
