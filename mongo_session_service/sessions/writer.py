@@ -150,9 +150,9 @@ class _WriteBuffer:
         self._count += 1
         self._size += size
 
-    def release(self, queued: _QueuedWrite) -> None:
+    def release(self, size: int) -> None:
         self._count -= 1
-        self._size -= queued.write.size
+        self._size -= size
         if self._waiters and not self._admitted:
             self._admit_waiters()
 
@@ -240,7 +240,7 @@ class Writer:
             pending.count -= 1
             if not pending.count:
                 self._pending.pop(id(session), None)
-            self.buffer.release(queued)
+            self.buffer.release(write.size)
         if isinstance(queued.outcome, BaseException):
             raise asyncio.CancelledError if queued.is_cancelled else queued.outcome
         telemetry.note_batch(queued.together)

@@ -137,7 +137,7 @@ class SwallowedCancellation:
     __slots__ = ("_before", "_task")
 
     def __init__(self) -> None:
-        self._task = asyncio.current_task(running_loop())
+        self._task = asyncio.current_task()
         self._before = self._task.cancelling() if self._task else 0
 
     def __enter__(self) -> None:

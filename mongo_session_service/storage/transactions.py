@@ -53,7 +53,6 @@ from mongo_session_service.storage.statements import (
 from mongo_session_service.storage.tasks import uninterrupted
 
 Result = TypeVar("Result")
-__all__ = ["LockedError"]
 Txn: TypeAlias = Any
 """A client session inside a transaction; None where there are no transactions."""
 
