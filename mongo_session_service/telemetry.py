@@ -130,13 +130,12 @@ class Operation:
         self._labels = {_SYSTEM: "mongodb", DATABASE: database, _OPERATION: name}
         self._token: Token[context.Context] | None = None
         self._started = perf_counter()
-        attributes = {**self._labels}
-        if isinstance(app_name, str):
-            attributes[_APP] = app_name
-        if isinstance(session_id, str):
-            attributes[_SESSION] = session_id
+        named = {_APP: app_name, _SESSION: session_id}
+        known = {name: it for name, it in named.items() if isinstance(it, str)}
         self._span = _tracer.start_span(
-            f"{name} {database}", kind=trace.SpanKind.CLIENT, attributes=attributes
+            f"{name} {database}",
+            kind=trace.SpanKind.CLIENT,
+            attributes={**self._labels, **known},
         )
 
     def __enter__(self) -> Self:

@@ -40,7 +40,7 @@ _TOO_DEEP: Final = f"it has more than {MAX_DEPTH} levels, or contains itself"
 _ENDLESS: Final = ("Maximum serialization depth", "Circular reference")
 """Beginnings of pydantic's messages about them."""
 
-_SCALARS: Final = {str, int, float, bool, type(None)}
+SCALARS: Final = {str, int, float, bool, type(None)}
 _CONTAINERS: Final = {dict, list, tuple}
 _AS_THEY_ARE: Final = {float, bool, bytes, type(None)}
 _INT64: Final = range(-(2**63), 2**63)
@@ -122,10 +122,8 @@ def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_dict(value: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Encode a dict exactly in BSON; its values are encoded already."""
-    for key in value:
-        if not key.isidentifier() and _is_odd(key, value):
-            return _wrap(value)
-    return values
+    has_odd = any(not key.isidentifier() and _is_odd(key, value) for key in value)
+    return _wrap(value) if has_odd else values
 
 
 def _is_odd(key: str, value: Mapping[str, Any]) -> bool:
@@ -209,7 +207,7 @@ def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_decoded(fields: Mapping[str, Any]) -> bool:
     """True if :func:`decode_fields` would certainly change nothing."""
-    is_plain = _SCALARS.issuperset(map(type, fields.values()))
+    is_plain = SCALARS.issuperset(map(type, fields.values()))
     return is_plain and "%" not in "".join(fields)
 
 
@@ -258,7 +256,7 @@ def is_json(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
         # Once each, so that neither cycles nor shared parts make a level grow.
-        nested = {id(node): node for node in level if type(node) not in _SCALARS}
+        nested = {id(node): node for node in level if type(node) not in SCALARS}
         level = []
         for node in nested.values():
             if type(node) not in _CONTAINERS:

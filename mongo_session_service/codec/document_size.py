@@ -52,10 +52,9 @@ def _id_size(item: Any) -> int:
     return len(bson.encode({"": item.id}))
 
 
-def large_event_error(
-    event_id: str, delta: Mapping[str, Any], size: int
-) -> DocumentTooLargeError:
-    return _too_large(f"Event {quoted(event_id)} ({_largest_key(delta)})", size)
+def check_event_size(event_id: str, delta: Mapping[str, Any], size: int) -> None:
+    if size > MAX_DOCUMENT_BYTES:
+        raise _too_large(f"Event {quoted(event_id)} ({_largest_key(delta)})", size)
 
 
 def check_initial_state(fields: Mapping[str, Any]) -> int:

@@ -138,22 +138,18 @@ def event_document(
 def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Document:
     """Build the fields of a partial event in a document of a running turn."""
     document, _, _ = _encode_event(key, event, hooks)
-    encoded = _bson_of_event(document, {})
+    encoded = bson.encode(document)
+    document_size.check_event_size(event.id, {}, len(encoded))
     return {"event": RawBSONDocument(encoded), **event_flags(encoded, hooks)}
 
 
 def event_flags(encoded: bytes, hooks: Hooks) -> Document:
     """Build the fields that decide how the event beside them is decoded."""
-    flags = {}
-    if _WRAPPER_FIELD in encoded:
-        flags["wrapped"] = True
-    if hooks.has_both:
-        flags["hooked"] = True
-    return flags
+    flags = {"wrapped": _WRAPPER_FIELD in encoded, "hooked": hooks.has_both}
+    return {name: True for name, is_set in flags.items() if is_set}
 
 
 _NUMBER: Final = (int, float)
-_SCALARS: Final = {str, int, float, bool, type(None)}
 
 
 def is_visible(session: dict[str, Any], now: float) -> bool:
@@ -281,7 +277,7 @@ def encode_event_fields(event: Event) -> dict[str, Any]:
     """Encode an event's fields as they are stored without hooks."""
     nobody = SessionKey("", "", "")  # only a hook receives whose event it is
     document, delta, _ = _encode_event(nobody, event, NO_HOOKS)
-    _bson_of_event(document, delta)
+    document_size.check_event_size(event.id, delta, len(bson.encode(document)))
     return document
 
 
@@ -290,7 +286,8 @@ def encode_append(
 ) -> Append:
     """Encode an event and its effect on state for storage, without ``temp:``."""
     document, delta, values = _encode_event(key, event, hooks)
-    encoded = _bson_of_event(document, delta)
+    encoded = bson.encode(document)
+    document_size.check_event_size(event.id, delta, len(encoded))
     return Append(
         key,
         document["timestamp"],
@@ -305,13 +302,6 @@ def encode_append(
         else NOT_GIVEN,
         waiting_step(event),
     )
-
-
-def _bson_of_event(document: Document, delta: Mapping[str, Any]) -> bytes:
-    encoded = bson.encode(document)
-    if len(encoded) > document_size.MAX_DOCUMENT_BYTES:
-        raise document_size.large_event_error(document["id"], delta, len(encoded))
-    return encoded
 
 
 def _encode_event(
@@ -567,7 +557,7 @@ def _json_state(state: object) -> dict[str, Any]:
             raise InvalidInputError(message)
         if key.startswith(State.TEMP_PREFIX):
             continue
-        if type(value) in _SCALARS:  # which JSON has as they are
+        if type(value) in bson_values.SCALARS:  # which JSON has as they are
             forms[key] = value
             continue
         try:

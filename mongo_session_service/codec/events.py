@@ -29,8 +29,7 @@ _DICTS_OF_ACTIONS: Final = [
 ]
 _NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
 _SCALARS: Final = (str, int, float)
-_PLAIN: Final = {dict, float}
-_NO_MODELS: Final = (dict, float)
+_PLAIN: Final = (dict, float)
 _NOTHING: Final = {type(None)}
 _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
@@ -216,7 +215,7 @@ def _has_classes(value: Any, classes: tuple[type[Any], ...]) -> bool:
         parts = value.values()
     for each in parts:
         if isinstance(each, classes):
-            if not isinstance(each, _NO_MODELS) and not is_as_declared(each):
+            if not isinstance(each, _PLAIN) and not is_as_declared(each):
                 return False
         elif hasattr(each, "__dict__") and not isinstance(each, _SCALARS):
             kind, wanted = (indefinite(it.__name__) for it in (type(each), classes[0]))

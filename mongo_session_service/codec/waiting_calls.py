@@ -82,10 +82,8 @@ def _run_ids(branch: str) -> Iterator[str]:
 
 
 def _asks(event: Event) -> Iterator[WaitingCall]:
-    calls, long_running = (
-        event.get_function_calls(),
-        event.long_running_tool_ids or set(),
-    )
+    calls = event.get_function_calls()
+    long_running = event.long_running_tool_ids or set()
     if not (calls or long_running) or REDACTED in (event.custom_metadata or {}):
         return
     names = {
