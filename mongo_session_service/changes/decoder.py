@@ -183,9 +183,8 @@ class ChangeRecord:
             case "updated":
                 details = Details.from_document(content["details"])
                 waiting = {"_id": self.key.id, **content["waiting"]}
-                fields["title"] = details.title or None
-                fields["labels"] = dict(details.labels)
-                fields["expire_time"] = details.expire_time
+                known = details.as_results().items()
+                fields |= {name: it for name, it in known if name != "ttl"}
                 fields["waiting"] = decode_waiting(waiting, hooks).named
             case "state":
                 owner = Owner(*self.owner)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final, Self
@@ -68,21 +68,26 @@ class Details:
         """Renew the time to live from now on, if there is one."""
         return self if self.ttl is None else replace(self, expire_time=now + self.ttl)
 
+    def as_results(self) -> dict[str, Any]:
+        """Return them all, as summaries and changes have them."""
+        known = {name: getattr(self, name) for name in DETAILS}
+        return known | {"title": self.title or None, "labels": dict(self.labels)}
+
     def to_json(self) -> dict[str, Any]:
-        """Show them to people: only those it has, labels by name."""
-        shown = {name: getattr(self, name) for name in DETAILS}
-        shown["labels"] = dict(sorted(self.labels.items())) or None
-        return {name: value for name, value in shown.items() if value is not None}
+        """Return those that it has, labels by name, as exports have them."""
+        known = {name: getattr(self, name) for name in DETAILS}
+        known["labels"] = dict(sorted(self.labels.items())) or None
+        return {name: value for name, value in known.items() if value is not None}
 
     def to_document(self) -> dict[str, Any]:
         """Return them as fields of a session's document: only those it has."""
-        fields = self.to_json()
+        known = self.to_json()
         if self.labels:
-            fields["labels"] = label_list(self.labels)
-        return fields
+            known["labels"] = label_list(self.labels)
+        return known
 
 
-DETAILS: Final = ("title", "labels", "ttl", "expire_time")
+DETAILS: Final = tuple(each.name for each in fields(Details))
 NO_DETAILS: Final = Details()
 
 
@@ -159,20 +164,20 @@ def changed_fields(
     title: object, labels: object, ttl: object, expire_time: object, now: float
 ) -> dict[str, Any]:
     """Return the fields that an update sets in a session; None for those it removes."""
-    fields: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     if title is not NOT_GIVEN:
-        fields["title"] = NO_TITLE if title is None else check_title(title)
+        changed["title"] = NO_TITLE if title is None else check_title(title)
     if labels is not NOT_GIVEN:
         checked = {} if labels is None else check_labels(labels)
-        fields["labels"] = label_list(checked) or None
+        changed["labels"] = label_list(checked) or None
     if ttl is not NOT_GIVEN or expire_time is not NOT_GIVEN:
         ttl = None if ttl is NOT_GIVEN else ttl
         expire_time = None if expire_time is NOT_GIVEN else expire_time
-        fields["ttl"], fields["expire_time"] = _expiry(ttl, expire_time, now)
-    if not fields:
+        changed["ttl"], changed["expire_time"] = _expiry(ttl, expire_time, now)
+    if not changed:
         message = "Give a title, labels, ttl or expire_time to set, or None to end one."
         raise InvalidInputError(message)
-    return fields
+    return changed
 
 
 def check_title(title: object) -> str:

@@ -153,7 +153,12 @@ class _SessionLine(_UserStateLine):
             self.state,
             update_time=self.update_time,
             create_time=self.create_time,
-            details=Details(self.title, self.labels or {}, self.ttl, self.expire_time),
+            details=Details(
+                title=self.title,
+                labels=self.labels or {},
+                ttl=self.ttl,
+                expire_time=self.expire_time,
+            ),
             initial=self.initial_state,
             log_begins=self.log_begins,
             forked_from=[each.model_dump() for each in self.forked_from],
