@@ -25,7 +25,7 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.errors import (
     InvalidInputError,
-    StorageError,
+    MongoSessionServiceError,
     StorageUnavailableError,
     quoted,
     session_exists_error,
@@ -250,7 +250,7 @@ class Fork:
     async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""
         bury = deletion.MAKE_TOMBSTONE
-        with suppress(StorageError):
+        with suppress(MongoSessionServiceError):
             # A tombstone even if the reservation was lost: events were copied since.
             update = Update("sessions", self.reservation, bury, upsert=True)
             await self.storage.commit(update)

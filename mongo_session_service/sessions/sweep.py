@@ -18,7 +18,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final
 
-from mongo_session_service.errors import NotAuthorizedError, StorageError
+from mongo_session_service.errors import MongoSessionServiceError, NotAuthorizedError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import deletion, queries
@@ -129,7 +129,7 @@ class Sweep:
             wait = await remove_all_expired(self._storage)
         except NotAuthorizedError:
             wait = math.inf  # others remove what this user may only read
-        except StorageError as error:
+        except MongoSessionServiceError as error:
             logger.debug("A sweep failed with %s.", type(error).__name__)
         finally:
             self.sweep_within(wait)

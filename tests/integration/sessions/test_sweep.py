@@ -236,3 +236,19 @@ async def test_without_transactions_sessions_expire_as_well(
         session = await service.create_session(**SESSION, ttl=0.5)
         await service.append_event(session, new_event())
         await until(lambda: left_in(admin, database) == NOTHING)
+
+
+async def test_a_sweep_with_a_closed_client_fails_quietly(
+    mongodb_uri: str, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again later, as after any failure, and logged as no error."""
+    client: AsyncMongoClient[Any] = AsyncMongoClient(mongodb_uri)
+    limits = Limits(sweep_interval=0.01, sweep_rest=0)
+    service = MongoSessionService(client=client, database=database, _limits=limits)
+    await service.create_session(**IDS)
+    await client.close()
+    with caplog.at_level("DEBUG", "mongo_session_service"):
+        while "A sweep failed with ConfigurationError" not in caplog.text:
+            assert "died" not in caplog.text
+            await asyncio.sleep(0.01)
+    await service.close()
