@@ -215,6 +215,8 @@ class PlannedWrite:
 
     write: Append | NewSession
     expected: Marker
+    now: float
+    """The server's time when its caller began to wait."""
 
 
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:

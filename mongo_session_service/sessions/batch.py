@@ -286,8 +286,7 @@ def session_updates(
         changes["update_time"] = append.timestamp
         if expected.ttl is not None:
             # No clock that was set back shortens a life.
-            end = storage.clock.now() + expected.ttl
-            change["$max"] = {"expire_time": end}
+            change["$max"] = {"expire_time": each.now + expected.ttl}
         if append.title is not NOT_GIVEN:
             _set_or_remove(change, {"title": append.title})
         if after := waiting.get((append.key, expected.revision + 1)):

@@ -226,9 +226,10 @@ class Writer:
                 self._pending[id(session)] = pending
         pending.count += 1
         began = monotonic() if started is None else started
-        deadline = began + self.write_timeout
+        # ADK's clock is that of the caller's context.
+        now, deadline = self._connection.clock.now(), began + self.write_timeout
         answer = asyncio.get_running_loop().create_future()
-        queued = _QueuedWrite(write, expected, expected, pending, deadline, answer)
+        queued = _QueuedWrite(write, expected, now, expected, pending, deadline, answer)
         self._queue.append(queued)
         self.buffer.reserve(write.size)
         if self._alarm is None or deadline < self._alarm_at:
@@ -555,6 +556,7 @@ class Writer:
                 async with self._alone:
                     attempts += 1
                     telemetry.count(telemetry.RETRIES, self._connection.database.name)
+                    queued.now = self._connection.clock.now()
                     error = await self._commit(left, attempts=1)
                     left = await self._settle(left, error)
 
