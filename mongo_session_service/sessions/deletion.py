@@ -33,7 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final, Literal, NamedTuple
 
 from mongo_session_service.codec.document_size import cut_by_size
@@ -159,10 +159,10 @@ async def remove_session(storage: Storage, key: SessionKey) -> None:
         pass
 
 
-async def remove_tombstone(storage: Storage, key: SessionKey) -> None:
-    """Remove a session's tombstone, if there is one, and the events left with it."""
-    async for _ in removals(storage, tombstone_filter(key.id)):
-        pass
+async def remove_tombstone(storage: Storage, id_: Document) -> int:
+    """Remove a session's tombstone, if there is one; return how many events with it."""
+    steps = removals(storage, tombstone_filter(id_))
+    return sum([each.events async for each in steps])
 
 
 async def remove_expired(storage: Storage, key: SessionKey) -> bool:
@@ -341,8 +341,7 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
         for orphan in await _find_orphans(storage, wanted):
             with suppress(DuplicateError):  # a session has this id
                 await storage.commit(Insert("sessions", [_tombstone(orphan)]))
-            async for step in removals(storage, tombstone_filter(orphan)):
-                events += step.events
+            events += await remove_tombstone(storage, orphan)
         users = await remove_all("user_states", states)
         await remove_all("imports", notes)
         await remove_all("leases", wanted)  # whom turns keep waiting
@@ -372,40 +371,25 @@ async def _erase_from_checkpoints(storage: Storage, owner: Document) -> int:
 
     No consumer receives anything twice, or misses anything that is not erased.
     """
-    changed = 0
-    query = Query("checkpoints", {"position": {"$ne": None}}, fields=("_id",))
-    (found,) = await storage.read(query)
-    for name in [each["_id"] for each in found]:
-        own = Query("checkpoints", {"_id": name})
-        while (checkpoint := await storage.find_one(own)) is not None:
-            before = checkpoint["position"]
-            after = await _position_without(storage, before, owner)
-            if after == before:
-                break
-            same = {"_id": name, "position": before}
-            move = Update("checkpoints", same, {"$set": {"position": after}})
-            if await storage.commit(move) == [1]:
-                changed += 1
-                break
-    return changed
+    within = {f"position.replayed.{name}": id_ for name, id_ in owner.items()}
+    query = Query("checkpoints", within, fields=("position",))
+    moved = 0
+    while found := [*chain(*await storage.read(query))]:
+        change = {"$set": {"position.replayed": await _place_behind(storage, owner)}}
+        for as_read in found:
+            moved += sum(await storage.commit(Update("checkpoints", as_read, change)))
+    return moved
 
 
-async def _position_without(
-    storage: Storage, position: Document, owner: Document
-) -> Document:
-    """Move a stored position behind the events of an owner."""
-    replayed = position["replayed"]
-    if not (replayed and owner.items() <= replayed.items()):
-        return position
-    # Right before the first event after all of the owner's: a document is greater than
-    # any text.
+async def _place_behind(storage: Storage, owner: Document) -> Document:
+    """The place right before the first event after all of an owner's."""
+    # A document is greater than any text.
     upper = owner | {SessionKey._fields[len(owner)]: {}}
     after = Query("events", {"_id": {"$gt": upper}}, order=1, fields=("_id",))
-    following, behind = await storage.find_one(after), _AFTER_EVERY_EVENT
-    if following is not None:
-        id_ = following["_id"]
-        behind = {**id_, "revision": id_["revision"] - 1}
-    return position | {"replayed": behind}
+    if (following := await storage.find_one(after)) is None:
+        return _AFTER_EVERY_EVENT
+    id_: Document = following["_id"]
+    return {**id_, "revision": id_["revision"] - 1}
 
 
 async def _find_orphans(storage: Storage, wanted: Document) -> list[Document]:

@@ -77,9 +77,6 @@ class LogRange:
     page_events: int | None = None
     """How many to read at once, at most; ``Limits.page_events`` by default."""
 
-    def is_undone(self, revision: int) -> bool:
-        return any(first <= revision <= last for first, last in self.undone)
-
 
 async def read_log(
     storage: Storage,
@@ -113,7 +110,7 @@ async def read_log(
         created, begins = head["create_time"], log_begins(head)
         found = [(each["_id"]["revision"], each) for each in page.documents]
         # A trim is about to remove those from before the log's begin.
-        kept = [it for n, it in found if n > begins and not wanted.is_undone(n)]
+        kept = [it for n, it in found if n > begins and not is_within(wanted.undone, n)]
         yield kept[:left]
         if left is not None and (left := left - len(kept)) <= 0:
             return
@@ -198,6 +195,10 @@ def undone_parts(
         first = firsts.get(invocation_id, revision)
         parts.append((min(first, revision), revision))
     return parts
+
+
+def is_within(parts: Iterable[tuple[int, int]], revision: int) -> bool:
+    return any(first <= revision <= last for first, last in parts)
 
 
 class LogAtRevision(NamedTuple):

@@ -169,31 +169,24 @@ class Fork:
 
     async def build_session(self) -> tuple[Document, list[Update]]:
         """Build the new session's document, and updates for a large initial state."""
-        head = self.origin
-        known, state = head[INITIAL], head["state"]
-        if self.revision < head["revision"]:
-            state = await event_log.state_at(
-                self.storage, self.source, head, self.revision
-            )
-        now = platform_time.get_time()
-        details = self._copied_details(state).with_renewed_expiry(
-            self.storage.clock.now()
-        )
-        size = check_initial_state(known)
-        delta = ScopedState(session=known)
-        begins = log_begins(head)
+        storage, head, until = self.storage, self.origin, self.revision
+        state, begins = head["state"], log_begins(head)
+        if until < head["revision"]:
+            state = await event_log.state_at(storage, self.source, head, until)
+        details = self._copied_details(state)
         new = NewSession(
-            self.target, now, delta, size, details, begins, self._origins()
+            self.target,
+            platform_time.get_time(),
+            ScopedState(session=head[INITIAL]),
+            check_initial_state(head[INITIAL]),
+            details.with_renewed_expiry(storage.clock.now()),
+            begins,
+            self._origins(),
         )
-        log = event_log.LogAtRevision(self.source, begins, self.revision)
-        waiting = await waiting_fields_at(self.storage, log, self.target)
-        document = {
-            **session_document(new),
-            **waiting,
-            "state": state,
-            "revision": self.revision,
-        }
-        return document, initial_updates([new])
+        log = event_log.LogAtRevision(self.source, begins, until)
+        waiting = await waiting_fields_at(storage, log, self.target)
+        own = {"state": state, "revision": until}
+        return {**session_document(new), **waiting, **own}, initial_updates([new])
 
     def _origins(self) -> list[Document]:
         head, until = self.origin, self.revision
@@ -254,4 +247,4 @@ class Fork:
             # A tombstone even if the reservation was lost: events were copied since.
             update = Update("sessions", self.reservation, bury, upsert=True)
             await self.storage.commit(update)
-            await deletion.remove_tombstone(self.storage, self.target)
+            await deletion.remove_tombstone(self.storage, self.target.id)

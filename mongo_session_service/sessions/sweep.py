@@ -142,27 +142,21 @@ def _sweep_alive(sweep: weakref.ref[Sweep]) -> None:
 
 async def remove_all_expired(storage: Storage) -> float:
     """Remove what has expired; return the seconds until more expires, if known."""
-    while True:
-        found = await _find_earliest(storage)
-        due = [each["_id"] for each in found if each["wait"] <= 0]
-        if not due:
-            return min((each["wait"] for each in found), default=math.inf)
-        if await _remove_due(storage, due) == 0:
-            return 0.0  # they are locked, for example by an append that renews them
-
-
-async def _find_earliest(storage: Storage) -> list[Document]:
-    """Find the sessions that expire first, each with the seconds until then."""
     wait = {"$subtract": [{"$toDouble": "$expire_time"}, storage.server_time]}
-    query = Query(
+    earliest = Query(
         "sessions",
         queries.expiring_filter(),
         {"expire_time": 1},
         deletion.SESSIONS_AT_ONCE,
         then=({"$project": {"wait": wait}},),
     )
-    (found,) = await storage.read(query)
-    return found
+    while True:
+        (found,) = await storage.read(earliest)
+        due = [each["_id"] for each in found if each["wait"] <= 0]
+        if not due:
+            return min((each["wait"] for each in found), default=math.inf)
+        if await _remove_due(storage, due) == 0:
+            return 0.0  # they are locked, for example by an append that renews them
 
 
 async def _remove_due(storage: Storage, ids: list[Document]) -> int:

@@ -151,7 +151,7 @@ def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCal
     return waiting_calls(
         (revision, step)
         for revision, step in steps
-        if not any(first <= revision <= last for first, last in undone)
+        if not event_log.is_within(undone, revision)
     )
 
 
