@@ -63,7 +63,7 @@ class WatchedCollections(NamedTuple):
 
     @classmethod
     def of_connection(cls, connection: Any) -> WatchedCollections:
-        return cls(*(getattr(connection, kind).name for kind in cls._fields))
+        return cls(*(f"{connection.prefix}{kind}" for kind in cls._fields))
 
 
 @dataclass

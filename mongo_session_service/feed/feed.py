@@ -305,7 +305,7 @@ class _PartialReader(_StreamReader):
     """Reads what running turns produce before it is stored."""
 
     def __init__(self, backend: Backend, counters: Counters) -> None:
-        partials = backend.connection.partials.name
+        partials = f"{backend.connection.prefix}partials"
         super().__init__(backend, counters, decoder.partials_pipeline(partials))
 
     def _decode(self, change: Document) -> ChangeRecord | None:

@@ -528,8 +528,7 @@ class Writer:
         """
         if part[0].is_alone:
             return self._end_late(part)
-        apps, users = self._connection.app_states, self._connection.user_states
-        length = {apps.name: 1, users.name: 2}.get(collection, 3)
+        length = {"app_states": 1, "user_states": 2}.get(collection, 3)
         again = []
         for queued in part:
             key: DocumentId = queued.write.key

@@ -179,18 +179,6 @@ class Database:
             )
         )
         self._collections: dict[str, Any] = {}
-        self.sessions = self.database[f"{prefix}sessions"]
-        self.events = self.database[f"{prefix}events"]
-        self.app_states = self.database[f"{prefix}app_states"]
-        self.user_states = self.database[f"{prefix}user_states"]
-        self.partials = self.database[f"{prefix}partials"]
-        self.checkpoints = self.database[f"{prefix}checkpoints"]
-        self.leases = self.database[f"{prefix}leases"]
-        self.dead_letters = self.database[f"{prefix}dead_letters"]
-        self.metadata = self.database[f"{prefix}metadata"]
-        self.imports = self.database[f"{prefix}imports"]
-        """The revision at which shared state was imported, by which a later import
-        detects whether it has changed here since. Not needed after the last import."""
 
     def collection(self, name: str) -> Any:
         """Return a collection by its name without the prefix."""
@@ -207,7 +195,7 @@ class Database:
     @property
     def server_time(self) -> Any:
         """The server's time in an expression, in seconds since 1970."""
-        if self.driver is Driver.MOCK:  # its server is this process
+        if self.is_mock:  # its server is this process
             return self.clock.now()
         return {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 
@@ -251,7 +239,7 @@ class Database:
         With them the driver does not raise for a ``writeConcernError`` in the reply of
         a ``findAndModify``, which occurs when a primary steps down.
         """
-        if self.driver is Driver.MOCK:
+        if self.is_mock:
             return collection
         return collection.with_options(codec_options=CodecOptions())
 
@@ -266,8 +254,14 @@ class Database:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Any]:
-        """Open a client session whose write is recorded as the service's latest."""
-        primary = self.driver.known_primary(self.client)
+        """Open a client session whose write is recorded as the service's latest.
+
+        None where there are no transactions.
+        """
+        if not self.has_transactions:
+            yield None
+            return
+        primary = self.known_primary()
         async with await self.start_session() as session:
             yield session
             self.latest.advance(session.operation_time, primary)
@@ -275,7 +269,7 @@ class Database:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
         """Open a client session; if the caller is cancelled, end its cursors."""
-        if self.driver is Driver.MOCK:
+        if self.is_mock:
             yield None
             return
         async with await self.start_session() as session:

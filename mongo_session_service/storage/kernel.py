@@ -381,7 +381,7 @@ class Storage(Database):
 
     def lease(self, collection: str, id_: object, path: str = "") -> Lease:
         """The lease in a document, at a path in it such as ``turn.``; not held yet."""
-        return Lease(self, self.prefix + collection, id_, path)
+        return Lease(self, collection, id_, path)
 
     def follow(
         self,
@@ -472,11 +472,8 @@ class Storage(Database):
 
         async def writing() -> Result:
             try:
-                async with asyncio.timeout(seconds):
-                    if not self.has_transactions:
-                        return await write(Transaction(self, None))
-                    async with self.writing() as session:
-                        return await write(Transaction(self, session))
+                async with asyncio.timeout(seconds), self.writing() as session:
+                    return await write(Transaction(self, session))
             except TimeoutError:
                 raise NetworkTimeout from None
 

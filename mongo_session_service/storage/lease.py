@@ -29,7 +29,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakValueDictionary
@@ -42,9 +42,10 @@ from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.errors import MongoSessionServiceError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.clients import Driver
 from mongo_session_service.storage.database import boot_time, kill_client_sessions
 from mongo_session_service.storage.failures import Effect, TimeLimitError, repeat
+from mongo_session_service.storage.snapshots import find_documents
+from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.tasks import (
     SwallowedCancellation,
     background,
@@ -52,6 +53,7 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
+from mongo_session_service.storage.transactions import Transaction
 
 if TYPE_CHECKING:
     from mongo_session_service.storage.kernel import Storage
@@ -81,10 +83,10 @@ class Lease:
     """The lease in one document, as one claimant acquires, holds and releases it."""
 
     def __init__(
-        self, connection: Storage, collection: str, id_: object, path: str = ""
+        self, storage: Storage, collection: str, id_: object, path: str = ""
     ) -> None:
         """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields."""
-        self.connection = connection
+        self.storage = storage
         self.collection = collection
         self.id = id_
         self.path = path
@@ -123,8 +125,7 @@ class Lease:
         ``epoch`` shows. Without an answer before the lease could have expired, it
         raises ``StorageUnavailableError``.
         """
-        seconds = self.connection.limits.lease_seconds
-        path = self.path
+        seconds, path = self.storage.limits.lease_seconds, self.path
         is_free = [
             {f"{path}holder": None},
             # The answer to an earlier attempt was lost.
@@ -140,19 +141,17 @@ class Lease:
         }
         if names := {f"{path}{name}": "" for name in forget}:
             change["$unset"] = names
-        limit_ms = round(1000 * max(min(limit, seconds), _LOCK_WAIT_SECONDS))
-        is_mock = self.connection.driver is Driver.MOCK
-        options = {} if is_mock else {"maxTimeMS": limit_ms}
+        limit = max(min(limit, seconds), _LOCK_WAIT_SECONDS)
 
         async def take(free: Document) -> Document | None:
             self.renewed_at = time.monotonic()
             free = {"_id": self.id, **(where or {}), **free}
             asked_at = boot_time()
-            updating = self._update_lease(free, change, **options)
+            updating = self._update_lease(free, change, limit)
             found = await asyncio.wait_for(
                 self.write_past_dead_holder(updating), seconds + 1
             )
-            self.connection.contact.note_answer(asked_at)
+            self.storage.contact.note_answer(asked_at)
             self.epoch = found["epoch"] if found else 0
             return found
 
@@ -166,9 +165,6 @@ class Lease:
                         found = await take(_as_seen(dead, path))
             except ExecutionTimeout:  # another writer's transaction holds the document
                 return None
-            except TimeoutError:
-                message = f"no answer within {seconds:g} seconds"
-                raise TimeLimitError(message) from None
             return found
 
         # A cancellation need not wait for more attempts.
@@ -189,24 +185,27 @@ class Lease:
         change: Document = {"$unset": {f"{path}{name}": "" for name in gone}}
         if ended is not None:
             change["$set"] = {f"{path}ended": ended}
-        seconds = self.connection.limits.lease_seconds
 
         async def release() -> Document | None:
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self._update_lease(mine, change)
-            except TimeoutError:
-                message = f"no answer within {seconds:g} seconds"
-                raise TimeLimitError(message) from None
+            async with asyncio.timeout(self.storage.limits.lease_seconds):
+                return await self._update_lease(mine, change)
 
         return await self._repeat(release)
 
     async def _repeat(
         self, work: Callable[[], Awaitable[Result]], *, patient: bool = False
     ) -> Result:
+        async def attempt() -> Result:
+            try:
+                return await work()
+            except TimeoutError:
+                seconds = self.storage.limits.lease_seconds
+                message = f"no answer within {seconds:g} seconds"
+                raise TimeLimitError(message) from None
+
         # A lease that was taken or released by a lost request is recognised.
-        client = self.connection.client
-        return await repeat(client, work, Effect.TRANSACTION, patient=patient)
+        client = self.storage.client
+        return await repeat(client, attempt, Effect.TRANSACTION, patient=patient)
 
     async def write_past_dead_holder(self, write: Awaitable[Result]) -> Result:
         """Await a write to its document, which a dead holder may have locked."""
@@ -226,11 +225,11 @@ class Lease:
 
     async def end_dead_holder(self) -> None:
         """Kill the client sessions of a holder that no longer renews."""
-        connection = self.connection
-        if not connection.has_transactions:
+        storage = self.storage
+        if not storage.has_transactions:
             return
-        client = connection.client
-        dead = await repeat(client, self._watch_expired, Effect.READ, patient=False)
+        watch = self._watch_expired
+        dead = await repeat(storage.client, watch, Effect.READ, patient=False)
         if dead is None:
             return
         left = [
@@ -239,53 +238,46 @@ class Lease:
             if each not in self.client_sessions
         ]
         if left:
-            await kill_client_sessions(connection.client, left)
+            await kill_client_sessions(storage.client, left)
 
     async def _watch_expired(self) -> Document | None:
         """The lease if another's has expired, and would be renewed by now."""
-        enough = self.connection.limits.lease_seconds / 2
+        enough = self.storage.limits.lease_seconds / 2
         while expired := await self._load_expired():
-            if self.connection.contact.has_lasted(enough):
+            if self.storage.contact.has_lasted(enough):
                 break
             await asyncio.sleep(enough / 10)
         return expired
 
     async def _load_expired(self) -> Document | None:
         """The lease if another's has expired."""
-        connection, path = self.connection, self.path
+        storage, path = self.storage, self.path
         expired = {
             "_id": self.id,
             f"{path}holder.token": {"$nin": [None, self.token]},
-            "$expr": renewed_at_condition(connection, "$lt", path),
+            "$expr": renewed_at_condition(storage, "$lt", path),
         }
-        fields = {f"{path}holder": 1, f"{path}renewed_at": 1}
-        collection = connection.with_default_codec(connection.database[self.collection])
+        fields = (f"{path}holder", f"{path}renewed_at")
+        query = Query(self.collection, expired, limit=1, fields=fields)
         asked_at = boot_time()
-        found = await collection.find_one(expired, fields)
-        connection.contact.note_answer(asked_at)
-        lease: Document | None = found["turn"] if found and path else found
-        return lease
+        found = await find_documents(storage, query)
+        storage.contact.note_answer(asked_at)
+        return self._lease_in(found[0]) if found else None
 
     async def _update_lease(
-        self, where: Document, change: Document, **options: Any
+        self, where: Document, change: Document, limit: float | None = None
     ) -> Document | None:
         """Update the lease and return it; None if its document does not match."""
-        connection = self.connection
-        collection = connection.with_default_codec(connection.database[self.collection])
-        field = self.path.rstrip(".")
+        update = Update(self.collection, where, change)
+        fields = tuple(filter(None, [self.path.rstrip(".")]))
+        async with self.storage.writing() as session:
+            tx = Transaction(self.storage, session)
+            found = await tx.find_and_update(update, fields=fields, limit=limit)
+        return self._lease_in(found) if found else None
 
-        writing = connection.writing() if connection.has_transactions else nullcontext()
-        async with writing as session:
-            if session is not None:
-                options["session"] = session
-            found: Document | None = await collection.find_one_and_update(
-                where,
-                change,
-                projection={field: 1} if field else None,
-                return_document=True,
-                **options,
-            )
-        return found[field] if found and field else found
+    def _lease_in(self, document: Document) -> Document:
+        lease: Document = document[self.path.rstrip(".")] if self.path else document
+        return lease
 
 
 def _as_seen(lease: Document, path: str) -> Document:
@@ -298,22 +290,20 @@ def _as_seen(lease: Document, path: str) -> Document:
     }
 
 
-def lease_is_free(connection: Storage, path: str = "") -> Document:
+def lease_is_free(storage: Storage, path: str = "") -> Document:
     """Return the expression that is true if a document's lease is free."""
     holder = {"$ifNull": [f"${path}holder", None]}
     # An append may renew what was released meanwhile.
     return {
-        "$or": [{"$eq": [holder, None]}, renewed_at_condition(connection, "$lt", path)]
+        "$or": [{"$eq": [holder, None]}, renewed_at_condition(storage, "$lt", path)]
     }
 
 
-def renewed_at_condition(
-    connection: Storage, operator: str, path: str = ""
-) -> Document:
+def renewed_at_condition(storage: Storage, operator: str, path: str = "") -> Document:
     """Return the expression that compares a renewal with the oldest valid one."""
-    seconds = connection.limits.lease_seconds
+    seconds = storage.limits.lease_seconds
     since: Any = {"$subtract": ["$$NOW", round(seconds * 1000)]}
-    if connection.driver is Driver.MOCK:  # which knows no $$NOW
+    if storage.is_mock:  # which knows no $$NOW
         since = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
     return {operator: [{"$ifNull": [f"${path}renewed_at", _NEVER]}, since]}
 
@@ -347,7 +337,7 @@ class LeaseRenewer:
         """Renew a lease from now on."""
         if self._pid != os.getpid():  # the thread stayed in the parent
             self._forget_leases()
-        limits = lease.connection.limits
+        limits = lease.storage.limits
         with self._lock:
             self._held[lease.token] = lease
             if self._stopping is None:
@@ -383,13 +373,13 @@ class LeaseRenewer:
     def _keep_renewing(self, stopping: threading.Event, limits: Limits) -> None:
         tick = limits.lease_renewal_seconds / 3
         with ExitStack() as closing:
-            database, is_told = None, False
+            database, is_reported = None, False
             while not stopping.wait(tick) and not self._is_idle():
                 if not (due := self._due_leases()):
                     continue
                 try:
                     if database is None:
-                        database = _open_database(due[0].connection, closing)
+                        database = _open_database(due[0].storage, closing)
                     _renew_due(database, due)
                 except PyMongoError:
                     pass  # what is lost is noticed by its next write
@@ -397,9 +387,9 @@ class LeaseRenewer:
                     log_death("The renewal of leases", error)
                 seconds = time.monotonic() - min(each.renewed_at for each in due)
                 if seconds < limits.lease_seconds:
-                    is_told = False
-                elif not is_told:
-                    is_told = True
+                    is_reported = False
+                elif not is_reported:
+                    is_reported = True
                     logger.warning(
                         "A turn or a consumer's name could not be renewed for %.0f"
                         " seconds. If MongoDB answers others, they may take it over.",
@@ -428,12 +418,12 @@ class LeaseRenewer:
         return [
             each
             for each in held
-            if now - each.renewed_at >= each.connection.limits.lease_renewal_seconds
+            if now - each.renewed_at >= each.storage.limits.lease_renewal_seconds
         ]
 
 
-def _open_database(connection: Storage, closing: ExitStack) -> Any:
-    database, close = connection.driver.blocking_database(connection.database)
+def _open_database(storage: Storage, closing: ExitStack) -> Any:
+    database, close = storage.driver.blocking_database(storage.database)
     closing.callback(close)
     return database
 
@@ -444,7 +434,8 @@ def _renew_due(database: Any, due: list[Lease]) -> None:
         by_collection[each.collection].append(each)
     cut = ((name, cut_by_id_size(each)) for name, each in by_collection.items())
     for name, leases in ((name, leases) for name, parts in cut for leases in parts):
-        collection = leases[0].connection.with_default_codec(database[name])
+        storage = leases[0].storage
+        collection = storage.with_default_codec(database[storage.prefix + name])
         # The next renewal comes soon enough, if a failover loses one.
         collection = collection.with_options(write_concern=WriteConcern(1))
         try:

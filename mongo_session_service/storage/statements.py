@@ -107,7 +107,7 @@ class LockedError(StorageUnavailableError):
     def __init__(self, collection: str = "") -> None:
         super().__init__("Another writer's transaction has locked a document.")
         self.collection = collection
-        """The name of the document's collection, if it is known."""
+        """The document's collection, if it is known."""
 
 
 class ForgottenError(StorageUnavailableError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pymongo import (
     DeleteMany,
@@ -53,8 +53,6 @@ from mongo_session_service.storage.statements import (
 from mongo_session_service.storage.tasks import uninterrupted
 
 Result = TypeVar("Result")
-Txn: TypeAlias = Any
-"""A client session inside a transaction; None where there are no transactions."""
 
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
@@ -133,8 +131,8 @@ async def _start_later_transaction(database: Database, session: Any) -> None:
     is refused once its session has had a later transaction.
     """
 
-    async def begin_and_abort(txn: Txn) -> None:
-        await database.sessions.find_one({}, {"_id": 1}, session=txn)
+    async def begin_and_abort(txn: Any) -> None:
+        await database.collection("sessions").find_one({}, {"_id": 1}, session=txn)
         await txn.abort_transaction()
 
     primary = {"read_preference": ReadPreference.PRIMARY}
@@ -157,7 +155,7 @@ class _Attempt(Generic[Result]):
         self.is_done = False
         """Whether the statements are made, so that the driver commits."""
 
-    async def __call__(self, txn: Txn) -> Result:
+    async def __call__(self, txn: Any) -> Result:
         self.is_done = False
         self._count += 1
         if self._count > 1:
@@ -224,10 +222,20 @@ class Transaction:
         return found[0] if found else None
 
     async def find_and_update(
-        self, update: Update, *, fields: tuple[str, ...] = (), before: bool = False
+        self,
+        update: Update,
+        *,
+        fields: tuple[str, ...] = (),
+        before: bool = False,
+        limit: float | None = None,
     ) -> Document | None:
-        """Update one document; return it as it is then, or was before."""
-        database = self._database
+        """Update one document; return it as it is then, or was before.
+
+        The server waits for a locked document for ``limit`` seconds at most.
+        """
+        database, options = self._database, self._options
+        if limit is not None and not database.is_mock:
+            options["maxTimeMS"] = round(1000 * limit)
         collection = database.with_default_codec(database.collection(update.collection))
         found: Document | None = await collection.find_one_and_update(
             database.routed(update.filter),
@@ -235,7 +243,7 @@ class Transaction:
             projection=dict.fromkeys(fields, 1) or None,
             upsert=update.upsert,
             return_document=not before,
-            **self._options,
+            **options,
         )
         return found
 
@@ -268,7 +276,8 @@ class Transaction:
             except OperationFailure as error:
                 if error.code != WRITE_CONFLICT:
                     raise
-                collection = next(iter(command.values()))
+                collection: str = next(iter(command.values()))
+                collection = collection.removeprefix(self._database.prefix)
                 raise _WriteConflictError(error, collection) from None
             for refused in reply.get("writeErrors", ()):
                 is_key = refused["code"] == DUPLICATE_KEY

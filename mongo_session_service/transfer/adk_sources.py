@@ -617,7 +617,7 @@ class AdkMongoDbSource(BaseSource):
         is_known = isinstance(session["_id"], dict) and "revision" in session
         if not is_known or "id" not in session:
             raise SourceError(
-                f"Collection {self._storage.sessions.name!r} of database"
+                f"Collection {self._storage.prefix + 'sessions'!r} of database"
                 f" {self._storage.database.name!r} does not hold {_LAYOUT}, as"
                 " google-adk 2.13 stores them. Another layout is read through the"
                 " service that wrote it: `import service` (ServiceSource)."
@@ -649,7 +649,7 @@ class AdkMongoDbSource(BaseSource):
     def _header(self, document: Document) -> SessionHeader | Problem:
         ids = [document.get(name) for name in ("app_name", "user_id", "id")]
         if not all(isinstance(each, str) for each in ids):
-            place = f"document {document['_id']!r} of {self._storage.sessions.name}"
+            place = f"document {document['_id']!r} of {self._storage.prefix}sessions"
             return Problem(place, "it does not name app, user and session")
         return header_of(document)
 

@@ -336,7 +336,7 @@ class ImportTarget(StoreTarget):
         is_own = other is None or (isinstance(other["_id"], dict) and "id" not in other)
         if not is_own:
             raise ConflictError(
-                f"Collection {self._storage.sessions.name!r} of database"
+                f"Collection {self._storage.prefix + 'sessions'!r} of database"
                 f" {self._storage.database.name!r} holds another service's sessions."
                 " Import into another database, or give the collections a prefix."
             )

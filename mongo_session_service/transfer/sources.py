@@ -375,7 +375,7 @@ class StoreSource(BaseSource):
                 },
                 {
                     "$lookup": {
-                        "from": storage.sessions.name,
+                        "from": f"{storage.prefix}sessions",
                         "localField": "_id",
                         "foreignField": "_id",
                         "pipeline": [{"$match": chosen}, {"$project": {"_id": 1}}],

@@ -136,7 +136,7 @@ class Turn:
 
     @property
     def limits(self) -> Limits:
-        return self._lease.connection.limits
+        return self._lease.storage.limits
 
     async def load_own_events(self) -> list[Event]:
         backend = await self.turns.backends.backend()
@@ -257,7 +257,7 @@ class Turn:
 
     async def _acquire(self, ticket: Ticket | None = None) -> bool:
         """Acquire the turn if it is free, and not awaited by those with a ticket."""
-        storage = self._lease.connection
+        storage = self._lease.storage
         self._lease.client_sessions = await storage.client_sessions.ids()
         where = waiting_line.stored_session_filter(storage, self.key)
         if ticket is None:
@@ -277,7 +277,7 @@ class Turn:
     async def _try_once(self) -> None:
         if await self._acquire():
             return
-        storage, key = self._lease.connection, self.key
+        storage, key = self._lease.storage, self.key
         turn = (await waiting_line.load_turn_states(storage, [key])).get(key)
         is_free = turn is not None and turn.is_free
         if is_free and not await waiting_line.first_tickets(storage, [key]):
@@ -297,7 +297,7 @@ class Turn:
 
     async def _draw_ticket(self) -> Ticket:
         async def draw() -> Ticket:
-            drawing = waiting_line.draw_ticket(self._lease.connection, self.key)
+            drawing = waiting_line.draw_ticket(self._lease.storage, self.key)
             self._ticket = await self._lease.write_past_dead_holder(drawing)
             return self._ticket
 
@@ -305,12 +305,12 @@ class Turn:
 
     async def _return_ticket(self) -> None:
         if self._ticket is not None:
-            await waiting_line.return_ticket(self._lease.connection, self._ticket)
+            await waiting_line.return_ticket(self._lease.storage, self._ticket)
             self._ticket = None
 
     async def _busy_error(self) -> TimeoutError:
         """Return the error that names who has the turn."""
-        storage = self._lease.connection
+        storage = self._lease.storage
         where = waiting_line.stored_session_filter(storage, self.key)
         session = await storage.find_one(Query("sessions", where, fields=("turn",)))
         if session is None:
@@ -343,7 +343,7 @@ class Turn:
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
         backend = await self.turns.backends.backend()
-        self._lease.connection = backend.connection
+        self._lease.storage = backend.connection
         ended = encode_turn(self.info)
         await self._lease.release_lease(ended, forget=("stop", "first_revision"))
         await self._return_ticket()

@@ -43,14 +43,12 @@ def names(planned: list[PlannedWrite]) -> list[str]:
 
 
 def writer_of(database: Database, **limits: Any) -> Writer:
-    named = {name: SimpleNamespace(name=name) for name in ("app_states", "user_states")}
     connection = SimpleNamespace(
         write_timeout=LIMIT,
         has_transactions=True,
         clock=ServerClock(),
         database=SimpleNamespace(name="database"),
         limits=Limits(**limits),
-        **named,
     )
     return Writer(connection, database)  # type: ignore[arg-type]
 

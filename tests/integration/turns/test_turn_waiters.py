@@ -204,7 +204,7 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
         first = await waiting_line.draw_ticket(connection, key)
         line = [first._replace(number=number) for number in range(1, 1401)]
         stored = [{"_id": each.id, "renewed_at": LONG_AGO} for each in line]
-        await connection.leases.insert_many(stored[1:])
+        await connection.collection("leases").insert_many(stored[1:])
         renewed_by = asyncio.create_task(renewed(connection, len(line)))
         line_here = waiting_line.WaitingLine(connection)
         with ExitStack() as joined:
@@ -229,7 +229,7 @@ async def renewed(connection: Storage, count: int) -> None:
     """Return when so many waiters have renewed their tickets."""
     fresh = {"renewed_at": {"$gt": LONG_AGO}}
     async with asyncio.timeout(60):
-        while await connection.leases.count_documents(fresh) < count:  # noqa: ASYNC110
+        while await connection.collection("leases").count_documents(fresh) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
@@ -242,9 +242,7 @@ async def test_many_leases_of_long_ids_are_renewed(
     connection = backend.connection
     held = []
     for number in range(1400):
-        lease = Lease(
-            connection, connection.sessions.name, {"id": f"{number:04}" * 3072}, "turn."
-        )
+        lease = Lease(connection, "sessions", {"id": f"{number:04}" * 3072}, "turn.")
         held.append(lease)
     stored = [
         {
@@ -253,13 +251,14 @@ async def test_many_leases_of_long_ids_are_renewed(
         }
         for each in held
     ]
-    await connection.sessions.insert_many(stored)
+    sessions = connection.collection("sessions")
+    await sessions.insert_many(stored)
     renewer = LeaseRenewer()
     for each in held:
         renewer.add_lease(each)
     fresh = {"turn.renewed_at": {"$gt": LONG_AGO}}
     async with asyncio.timeout(60):
-        while await connection.sessions.count_documents(fresh) < len(held):  # noqa: ASYNC110
+        while await sessions.count_documents(fresh) < len(held):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     for each in held:
         renewer.discard_lease(each)
