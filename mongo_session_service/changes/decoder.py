@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -51,6 +52,7 @@ _OF_REDACTIONS: Final = "replace"
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
 _OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
 _TRANSACTION: Final = ("lsid", "txnNumber")
+_MAY_BE_SHARED: Final = re.compile(f":|{bson_values.WRAPPER}").search
 
 
 class WatchedCollections(NamedTuple):
@@ -108,14 +110,17 @@ class ChangeRecord:
         return len(bson.encode(content))
 
     @property
-    def stored_delta(self) -> Document:
-        """Delta of an appended event as it is stored, its keys prefixed by scope.
+    def shared_delta(self) -> Document:
+        """Delta of an appended event, if it may set shared state; else empty.
 
-        Empty if another tool wrote it; reading the event raises then.
+        Its keys are prefixed by scope. It is also empty if another tool wrote it;
+        reading the event raises then.
         """
         event = self.content["document"]["event"]
         actions = event.get("actions")
         delta = actions.get("state_delta") if isinstance(actions, dict) else None
+        if not isinstance(delta, dict) or not any(map(_MAY_BE_SHARED, delta)):
+            return {}
         try:
             delta = bson_values.decode_value(delta)
         except bson_values.UnreadableError:

@@ -99,14 +99,16 @@ class Router(Generic[_Subscriber]):
         return [(each, record) for each in self.recipients(record)]
 
     def _remember(self, appended: ChangeRecord) -> None:
+        if not (delta := appended.shared_delta):
+            return
         app_name, user_id, _ = key = appended.key
-        shared = ScopedState.split(appended.stored_delta)
-        for owner, delta in (
+        shared = ScopedState.split(delta)
+        for owner, part in (
             ((app_name,), shared.app),
             ((app_name, user_id), shared.user),
         ):
             writes = self._writes.setdefault(owner, {})
-            for name, value in delta.items():
+            for name, value in part.items():
                 writers = writes[name].writers if name in writes else set()
                 writes[name] = _Write(key, value, writers | {key})
 

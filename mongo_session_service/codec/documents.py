@@ -170,7 +170,7 @@ def key_of(id_: Any, *more: str) -> SessionKey | None:
 
     None if it has others, as a document of another tool may.
     """
-    if isinstance(id_, dict) and tuple(id_) == (*_KEY, *more):
+    if isinstance(id_, dict) and tuple(id_) == _KEY + more:
         app_name, user_id, session_id, *_ = id_.values()
         if type(app_name) is type(user_id) is type(session_id) is str:
             return SessionKey(app_name, user_id, session_id)

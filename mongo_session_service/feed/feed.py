@@ -283,7 +283,7 @@ class _LogReader(_StreamReader):
 
     def _decode(self, change: Document) -> ChangeRecord | None:
         record = decoder.decode_change(change, self._names, self._storage.hooks)
-        if record is not None:
+        if record is not None and record.kind in {"created", "updated"}:
             self._sweep.expect(record.expire_time)
         return record
 

@@ -221,7 +221,7 @@ class SessionSubscription(Subscription):
         if change.revision is not None:
             self._revision = change.revision
         self._is_gone = change.kind == "deleted"
-        if change.kind == "appended" and change.event is not None:
+        if self._wants_partials and change.kind == "appended" and change.event:
             self._turn.add_stored([change.event.id])
         return change
 
@@ -268,9 +268,10 @@ class SessionSubscription(Subscription):
     def _continue_from(self, view: View) -> None:
         self._waiting.extend(view.missed)
         if view.is_complete:
-            self._turn.skip_turn(view.past_epoch)
-            self._turn.add_stored(view.stored_ids)
-            self._waiting.extend(filter(self._turn.admit, view.partials))
+            if self._wants_partials:
+                self._turn.skip_turn(view.past_epoch)
+                self._turn.add_stored(view.stored_ids)
+                self._waiting.extend(filter(self._turn.admit, view.partials))
             self._since = view.as_of
             self._is_following = True
 

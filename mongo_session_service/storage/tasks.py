@@ -136,12 +136,9 @@ class SwallowedCancellation:
 
     __slots__ = ("_before", "_task")
 
-    def __init__(self) -> None:
+    def __enter__(self) -> None:
         self._task = asyncio.current_task()
         self._before = self._task.cancelling() if self._task else 0
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, _: object, exc: BaseException | None, *__: object) -> None:
         has_ended = exc is None or isinstance(exc, Exception)

@@ -118,7 +118,7 @@ def test_no_change_document_is_too_strange(
         with contextlib.suppress(MongoSessionServiceError):
             item.change()
         if item.kind == "appended":
-            assert isinstance(item.stored_delta, dict)
+            assert isinstance(item.shared_delta, dict)
 
 
 def test_a_warning_of_a_foreign_change_holds_no_content(
