@@ -335,7 +335,7 @@ class MongoSessionService(BaseSessionService):
         now = time.get_time()
         if ttl is None and expire_time is None:
             ttl = self._default_ttl
-        named = metadata.one_title(title, display_name)
+        named = metadata.resolve_title(title, display_name)
         today = self._backends.clock.now()
         details = metadata.new_details(named, labels, ttl, expire_time, today)
         initial = {} if state is None else state

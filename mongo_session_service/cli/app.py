@@ -37,7 +37,12 @@ from mongo_session_service.cli.server_commands import (
     setup,
     shard,
 )
-from mongo_session_service.cli.terminal import DEBUG_HINT, Given, given, printable
+from mongo_session_service.cli.terminal import (
+    DEBUG_HINT,
+    SharedOptions,
+    printable,
+    shared_options,
+)
 from mongo_session_service.cli.transfer_commands import export_, import_, verify_
 
 _INCOMPLETE: Final = 3
@@ -103,11 +108,11 @@ class _Application(click.Group):
         except (click.exceptions.Exit, BrokenPipeError):
             raise
         except click.ClickException as error:
-            if given().debug and error.__cause__ is not None:
+            if shared_options().debug and error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)
             raise _without_password(error) from None
         except Exception as error:  # noqa: BLE001  a command's last resort
-            if given().debug:
+            if shared_options().debug:
                 traceback.print_exc()
             raise click.ClickException(_in_one_line(error)) from None
         if is_complete is False:
@@ -159,7 +164,7 @@ def main(context: click.Context) -> None:
       mongo-session-service sessions
       mongo-session-service watch
     """
-    context.obj = Given()
+    context.obj = SharedOptions()
     if isinstance(sys.stdout, TextIOWrapper):
         # A locale may not have every character.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -147,7 +147,7 @@ async def fork(
             message = f"{printable(str(error))} Choose another with --id."
             raise click.ClickException(message) from None
         made = await admin.stored_contents.load_summary(service, target)
-    if terminal.given().json:
+    if terminal.shared_options().json:
         terminal.show_json({**target.id, "revision": made.revision})
         return
     click.echo(printable(target.session_id))
@@ -200,7 +200,7 @@ async def trim(
             found = await _trim_sessions(service, app_name, older_than, dry_run=True)
             if found["events"]:
                 plan = f"This removes {counts_text(found)}, for ever."
-                options.require_agreement(plan, is_agreed=False)
+                options.require_confirmation(plan, is_agreed=False)
         counts = await _trim_sessions(service, app_name, older_than, dry_run=dry_run)
     would = "Would remove" if dry_run else "Removed"
     done = f"{would} {counts_text(counts)}."
@@ -271,7 +271,7 @@ async def redact(
                 f"{counted(count, 'event')} of {options.describe(app, user, session)}"
             )
             plan = f"This redacts {redacted} in {address.location}, for ever."
-            options.require_agreement(plan, is_agreed=False)
+            options.require_confirmation(plan, is_agreed=False)
         if not dry_run:
             count = await service.redact_events(
                 **key.id, event_ids=event_ids or None, invocation_id=invocation, **how
@@ -283,7 +283,7 @@ async def redact(
         {"events": count, "state_keys": found.state_keys},
         f"{done} {counted(count, 'event')}.",
     )
-    if found.state_keys and not terminal.given().json:
+    if found.state_keys and not terminal.shared_options().json:
         names = ", ".join(map(printable, found.state_keys))
         is_done = how["state"] and not dry_run
         where = "Replaced in state" if is_done else "State has values of them"
@@ -369,7 +369,7 @@ async def prune(
         asks = {idle_for, created_before} != {None} and not dry_run
         if asks and pruned.sessions and options.must_ask(is_agreed=is_agreed):
             plan = f"This removes {_counts_text(pruned)} in {address.location}"
-            options.require_agreement(f"{plan}, for ever.", is_agreed=False)
+            options.require_confirmation(f"{plan}, for ever.", is_agreed=False)
         if not dry_run:
             total = pruned.sessions + pruned.events
             with terminal.progress("Pruning", total, what="document") as advance:
@@ -424,7 +424,7 @@ async def erase(
             )
         else:
             erased = await _erase_found(service, ids, erased, what, is_agreed=is_agreed)
-    if terminal.given().json:
+    if terminal.shared_options().json:
         terminal.show_json(asdict(erased))
 
 
@@ -443,7 +443,7 @@ async def _erase_found(
     erased = admin.stored_contents.NOTHING
     if counts := _counts_text(found or erased):
         plan = f"This erases {what}, for ever: {counts}."
-        options.require_agreement(plan, is_agreed=is_agreed)
+        options.require_confirmation(plan, is_agreed=is_agreed)
         if is_agreed:
             terminal.print_remark(plan)
     if found is not None:

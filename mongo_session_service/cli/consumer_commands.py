@@ -58,7 +58,7 @@ async def consumers(address: options.ServiceAddress) -> None:
     """
     async with address.open_service() as service:
         found = await service.consumers()
-    if terminal.given().json:
+    if terminal.shared_options().json:
         for each in found:
             terminal.show_json(asdict(each))
     elif found:
@@ -120,7 +120,7 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
         )
 
 
-_handler_options: Final = options.several(
+_handler_options: Final = options.combine_decorators(
     click.option(
         "--handler",
         type=FUNCTION,
@@ -190,7 +190,7 @@ async def run(
 
 def _log_with_times() -> None:
     """Log with times to stderr, as services do; -v adds details, and -q leaves out."""
-    level = "DEBUG" if terminal.given().verbose else "INFO"
+    level = "DEBUG" if terminal.shared_options().verbose else "INFO"
     root, library = logging.getLogger(), logging.getLogger("mongo_session_service")
     shown, before = logging.StreamHandler(), library.level
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -201,7 +201,7 @@ def _log_with_times() -> None:
             each, options.StderrHandler
         ):  # that of -v would show it once more
             library.removeHandler(each)
-    library.setLevel("WARNING" if terminal.given().quiet else level)
+    library.setLevel("WARNING" if terminal.shared_options().quiet else level)
     context = click.get_current_context()
     context.call_on_close(lambda: root.removeHandler(shown))
     context.call_on_close(lambda: library.setLevel(before))
@@ -248,7 +248,7 @@ async def remove(
             f"the checkpoint and {letters} of {printable(name)} in {address.location}"
         )
         if not dry_run:
-            options.require_agreement(f"This removes {what}.", is_agreed=is_agreed)
+            options.require_confirmation(f"This removes {what}.", is_agreed=is_agreed)
             await admin.positions.remove_consumer(service, name)
     terminal.show_result(
         {"name": name, "dead_letters": status.dead_letters},
@@ -301,7 +301,7 @@ async def reset(
             effect = f"reads nothing again, and skips the last {behind}"
         what = f"{printable(name)} in {address.location} {effect}"
         if not dry_run:
-            options.require_agreement(f"Then {what}.", is_agreed=is_agreed)
+            options.require_confirmation(f"Then {what}.", is_agreed=is_agreed)
             await admin.positions.reset_consumer(service, name, position)
     terminal.show_result(
         {"name": name, "to": start, "events": events},
@@ -356,11 +356,11 @@ async def dead_letters(address: options.ServiceAddress, name: str) -> None:
     async with address.open_service() as service:
         status = await _consumer_status(service, name, address)
         async for letter in service.consumer(name).dead_letters():
-            if terminal.given().json:
+            if terminal.shared_options().json:
                 terminal.show_json(_letter_fields(letter))
             else:
                 terminal.show(_letter_text(letter))
-    if not (status.dead_letters or terminal.given().json):
+    if not (status.dead_letters or terminal.shared_options().json):
         terminal.print_remark(
             f"Consumer {name!r} has no dead letters in {address.location}."
         )
@@ -439,7 +439,7 @@ async def replay(
         {"handled": handled, "left": left},
         f"Handled {letters} of {printable(name)} in {address.location}.",
     )
-    if left and not terminal.given().json:
+    if left and not terminal.shared_options().json:
         command = f"mongo-session-service consumers dead-letters {printable(name)}"
         terminal.warn(f"{counted(left, 'dead letter')} left: `{command}` shows why.")
     return not left

@@ -74,7 +74,7 @@ async def watch(
             what = options.describe(app, user, session)
             terminal.print_remark(f"Watching {what} in {address.location}.")
             async for change in changes:
-                if terminal.given().json:
+                if terminal.shared_options().json:
                     click.echo(json_line(change.json_text))
                 else:
                     known = 3 - (app, user, session).count(None)
@@ -127,7 +127,7 @@ async def live(
     async with address.open_service() as service:
         token = secrets.token_urlsafe()
 
-        async def may(
+        async def authorize_local(
             _: Request, *, session_id: str | None, action: str, **_user: str
         ) -> bool:
             is_watched = session in {None, session_id}
@@ -137,7 +137,7 @@ async def live(
 
         page = live_app(
             service,
-            authorize=may,
+            authorize=authorize_local,
             token=token,
             app_name=app,
             user_id=user,
@@ -210,7 +210,7 @@ async def turns(
     options.check_key(app, user)
     async with address.open_service() as service:
         found = await service.find_turns(app_name=app, user_id=user, status=status)
-    if terminal.given().json:
+    if terminal.shared_options().json:
         for each in found:
             terminal.show_public_json(each._asdict())
     elif found:

@@ -151,7 +151,7 @@ async def _show_apps(
     address: options.ServiceAddress, service: MongoSessionService, user: str | None
 ) -> None:
     found = await admin.stored_contents.count_apps(service, user)
-    if terminal.given().json:
+    if terminal.shared_options().json:
         for each in found:
             terminal.show_json(each._asdict())
         return
@@ -179,7 +179,7 @@ async def _show_sessions(
 ) -> None:
     from mongo_session_service.model.results import summary_fields
 
-    is_json = terminal.given().json
+    is_json = terminal.shared_options().json
     rows, count = [], 0
     async for each in iter_sessions(service, wanted, limit):
         count += 1
@@ -266,7 +266,7 @@ async def show(
         if events is not None:
             after = max(after, summary.revision - events)
         log = admin.stored_contents.iter_stored_events(service, summary, after)
-        if terminal.given().json:
+        if terminal.shared_options().json:
             terminal.show_public_json(summary_fields(summary))
             async for each in log:
                 terminal.show_public_json(_event_fields(each))
@@ -371,7 +371,10 @@ def _event_heading(stored: LoggedEvent, author: str) -> Text:
         (f"r{stored.revision:<4} ", terminal.FAINT),
         (when, terminal.FAINT),
         (printable(author), "bold"),
-        (f"  {printable(stored.id)}" * terminal.given().verbose, terminal.FAINT),
+        (
+            f"  {printable(stored.id)}" * terminal.shared_options().verbose,
+            terminal.FAINT,
+        ),
     )
 
 

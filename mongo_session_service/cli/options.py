@@ -31,9 +31,9 @@ from typing_extensions import override
 from mongo_session_service.cli import terminal
 from mongo_session_service.cli.terminal import (
     DEBUG_HINT,
-    Given,
-    given,
+    SharedOptions,
     printable,
+    shared_options,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +189,9 @@ ZONE: Final = ValueType(
 )
 
 
-def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def combine_decorators(
+    *decorators: Callable[[Command], Command],
+) -> Callable[[Command], Command]:
     """Join decorators to one, shown by --help in their order."""
 
     def apply(command: Command) -> Command:
@@ -202,12 +204,12 @@ def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value:
-        setattr(context.ensure_object(Given), str(parameter.name), value)
+        setattr(context.ensure_object(SharedOptions), str(parameter.name), value)
 
 
 def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
     """Keep a URI that was given as an option or as an argument."""
-    shared = context.ensure_object(Given)
+    shared = context.ensure_object(SharedOptions)
     if uri and shared.uri not in {None, uri}:
         message = "Two different URIs are given: leave one of them out."
         raise click.UsageError(message, context)
@@ -225,7 +227,7 @@ class StderrHandler(logging.Handler):
 def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001
     if not is_wanted:
         return
-    context.ensure_object(Given).verbose = True
+    context.ensure_object(SharedOptions).verbose = True
     library, handler = logging.getLogger("mongo_session_service"), StderrHandler()
     level = library.level
     library.addHandler(handler)
@@ -246,13 +248,13 @@ uri_argument: Final = click.argument(
 dry_run: Final = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done."
 )
-removal_options: Final = several(
+removal_options: Final = combine_decorators(
     click.option("--yes", "is_agreed", is_flag=True, help="Do it without asking."),
     dry_run,
     as_json,
 )
 """Options of commands that remove something for ever."""
-verbosity_options: Final = several(
+verbosity_options: Final = combine_decorators(
     click.option(
         "-v",
         "--verbose",
@@ -273,7 +275,7 @@ verbosity_options: Final = several(
 )
 """Options for how much a command prints."""
 
-address_options: Final = several(
+address_options: Final = combine_decorators(
     click.option(
         "--uri",
         metavar="URI",
@@ -302,7 +304,7 @@ class ServiceAddress:
 
     @classmethod
     def named(cls) -> Self:
-        shared = given()
+        shared = shared_options()
         uri = shared.uri or os.environ.get("MONGODB_URI")
         if not uri:
             raise click.UsageError(_NO_URI)
@@ -405,8 +407,8 @@ def must_ask(*, is_agreed: bool) -> bool:
     return sys.stdin.isatty() and not is_agreed
 
 
-def require_agreement(plan: str, *, is_agreed: bool) -> None:
-    """Print what will be done, and ask, unless that was agreed to already."""
+def require_confirmation(plan: str, *, is_agreed: bool) -> None:
+    """Print what will be done, and ask to confirm it, unless ``--yes`` was given."""
     if is_agreed:
         return
     terminal.warn(plan)
@@ -423,7 +425,7 @@ def require_agreement(plan: str, *, is_agreed: bool) -> None:
         raise click.ClickException("Nothing was done.")
 
 
-selection_options: Final = several(
+selection_options: Final = combine_decorators(
     click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
     click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
     click.option(
@@ -443,7 +445,7 @@ def selection(options: dict[str, Any]) -> Selection:
     return Selection(apps, users, options.pop("since"))
 
 
-key_options: Final = several(
+key_options: Final = combine_decorators(
     *(
         click.option(f"--{part}", help=f"Only this {part}.")
         for part in ("app", "user", "session")
@@ -451,7 +453,7 @@ key_options: Final = several(
 )
 """Options that choose what is followed; see :func:`check_key`."""
 
-session_arguments: Final = several(
+session_arguments: Final = combine_decorators(
     *(click.argument(part, metavar=part.upper()) for part in ("app", "user", "session"))
 )
 
@@ -492,7 +494,7 @@ def database_and_prefix() -> tuple[str, str]:
     """Return the names that are meant, of the database and before its collections."""
     from mongo_session_service.storage import clients
 
-    shared = given()
+    shared = shared_options()
     uri = shared.uri or os.environ.get("MONGODB_URI") or "mongodb://127.0.0.1"
     client = clients.open_client(uri)
     database = (

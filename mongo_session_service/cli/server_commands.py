@@ -53,7 +53,7 @@ async def setup(address: options.ServiceAddress) -> bool:
         after = await admin.stored_contents.read_schema(service)
     created = sorted(after.collections - before.collections)
     indexes = sorted(before.missing_indexes - after.missing_indexes)
-    if terminal.given().json:
+    if terminal.shared_options().json:
         terminal.show_json(
             {
                 "collections": created,
@@ -88,7 +88,7 @@ async def doctor(address: options.ServiceAddress) -> bool:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
     """
     found: list[Finding] = []
-    is_json = terminal.given().json
+    is_json = terminal.shared_options().json
     async with address.open_service() as service:
         from mongo_session_service.admin.doctor import examine
 
@@ -129,9 +129,9 @@ def _lacking_lines(finding: Finding) -> Iterator[str]:
     for feature, missing in finding.lacking.items():
         needed = len(needs([feature], "any"))
         yield f"{feature}: {len(missing)} of {needed} missing"
-        if terminal.given().verbose:
+        if terminal.shared_options().verbose:
             yield from (f"  {each}" for each in missing)
-    if finding.lacking and not terminal.given().verbose:
+    if finding.lacking and not terminal.shared_options().verbose:
         yield "--verbose lists them."
 
 
@@ -188,7 +188,7 @@ def grants(features: list[str], name: str | None) -> None:
     database, prefix = options.database_and_prefix()
     wanted = features or FEATURES
     role = role_for(database, prefix=prefix, features=wanted, name=name)
-    if terminal.given().json:
+    if terminal.shared_options().json:
         terminal.show_json(role)
     else:
         click.echo(script(role).rstrip())

@@ -115,7 +115,7 @@ def show_public_json(fields: dict[str, Any]) -> None:
 
 def show_result(fields: dict[str, Any], remark: str) -> None:
     """Print what a command has done: with ``--json`` as JSON, else as a remark."""
-    if given().json:
+    if shared_options().json:
         show_json(fields)
     else:
         print_remark(remark)
@@ -123,7 +123,7 @@ def show_result(fields: dict[str, Any], remark: str) -> None:
 
 def print_remark(text: str) -> None:
     """Print a remark on stderr; ``-q`` silences it."""
-    if not given().quiet:
+    if not shared_options().quiet:
         warn(text)
 
 
@@ -134,8 +134,8 @@ def warn(text: str) -> None:
 
 
 @dataclass(slots=True)
-class Given:
-    """The options that commands share, as far as they are given."""
+class SharedOptions:
+    """The options that all commands have in common."""
 
     json: bool = False
     quiet: bool = False
@@ -146,10 +146,10 @@ class Given:
     prefix: str = ""
 
 
-def given() -> Given:
+def shared_options() -> SharedOptions:
     """Return the shared options of the command that runs."""
     context = click.get_current_context(silent=True)
-    return (context and context.find_object(Given)) or Given()
+    return (context and context.find_object(SharedOptions)) or SharedOptions()
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def progress(
     Without a total, the share of a file that was read gives the time left. Nothing is
     shown where stderr is not a terminal, nor with ``-q`` or ``--json``.
     """
-    is_silent = given().quiet or given().json
+    is_silent = shared_options().quiet or shared_options().json
     if is_silent or not is_shown or not sys.stderr.isatty():
         yield lambda _: None
         return

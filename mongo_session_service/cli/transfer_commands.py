@@ -23,19 +23,19 @@ from mongo_session_service.cli.options import (
     ServiceAddress,
     address_options,
     as_json,
+    combine_decorators,
     dry_run,
     selection,
     selection_options,
-    several,
     until_done,
     uri_argument,
     with_password,
 )
 from mongo_session_service.cli.terminal import (
-    given,
     print_remark,
     printable,
     progress,
+    shared_options,
     show_json,
     show_result,
     warn,
@@ -95,7 +95,7 @@ KINDS: Final = (
         "adk-mongodb",
         "ADK's MongoDbSessionService",
         "adk-mongodb mongodb://localhost/old",
-        several(
+        combine_decorators(
             _source,
             click.option("--source-database", help="By default the one in SOURCE."),
             click.option("--source-prefix", default="", help="As for --prefix."),
@@ -174,7 +174,7 @@ _after_load: Final = click.option(
     metavar="MODULE:FUNCTION",
     help="The hook that opens what before_store has sealed.",
 )
-_hooks: Final = several(
+_hooks: Final = combine_decorators(
     click.option(
         "--before-store",
         type=FUNCTION,
@@ -183,7 +183,7 @@ _hooks: Final = several(
     ),
     _after_load,
 )
-_choices: Final = several(
+_choices: Final = combine_decorators(
     dry_run,
     _hooks,
     click.option(
@@ -201,7 +201,7 @@ _choices: Final = several(
         help="What to do if something cannot be read or stored.",
     ),
 )
-_exact: Final = several(
+_exact: Final = combine_decorators(
     click.option(
         "--exact", is_flag=True, help="Report sessions that only the target has."
     ),
@@ -237,7 +237,7 @@ async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
     if not policies.is_dry_run:
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
-    if given().json:
+    if shared_options().json:
         show_json(_figures(moved) | {"since": again})
     else:
         name = printable(source.name)
@@ -321,7 +321,7 @@ async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
             )
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
-    if given().json:
+    if shared_options().json:
         show_json(_figures(verified))
     else:
         click.echo(f"Compared {_contents(verified)} in {address.location}: {found}.")
@@ -350,7 +350,7 @@ def export_(path: str, **options: Any) -> bool:
     Example:
       mongo-session-service export mongodb://localhost/adk --to sessions.jsonl.gz
     """
-    if given().json and path == "-":
+    if shared_options().json and path == "-":
         raise click.UsageError("--json needs --to: without, the export is the output.")
     with _interruptible(_HARMLESS):
         return until_done(_export(ServiceAddress.named(), path, options))

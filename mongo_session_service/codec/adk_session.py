@@ -15,8 +15,8 @@ _set: Final = object.__setattr__
 """Past pydantic, which would take these for fields."""
 
 
-def _is_known() -> bool:
-    """True if ADK's sessions still are what :func:`to_session` makes."""
+def _has_known_session_layout() -> bool:
+    """True if ADK's sessions have the fields that :func:`to_session` sets."""
     fields: dict[str, Any] = {
         "id": "",
         "app_name": "",
@@ -34,7 +34,7 @@ def _is_known() -> bool:
     }
 
 
-_IS_KNOWN: Final = _is_known()
+_HAS_KNOWN_LAYOUT: Final = _has_known_session_layout()
 _FIELDS: Final = set(Session.model_fields)
 
 
@@ -48,7 +48,7 @@ def to_session(stored: StoredSession) -> Session:
         "events": [*events],
         "last_update_time": update_time,
     }
-    if not _IS_KNOWN:
+    if not _HAS_KNOWN_LAYOUT:
         session = Session.model_validate(fields)
         mark(session, marker)
         return session

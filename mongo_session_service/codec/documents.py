@@ -481,14 +481,16 @@ def _copier(fields: Any, owner: Owner, hooks: Hooks) -> _Copier:
     call the application's hook, or no value of it is mutable.
     """
     if hooks.after_load is not None:
-        return partial(copy.deepcopy, _shown(decode_state(fields, owner, hooks), owner))
+        return partial(
+            copy.deepcopy, _with_scope_prefix(decode_state(fields, owner, hooks), owner)
+        )
     if isinstance(fields, dict) and bson_values.is_decoded(fields):
-        shown = _shown(fields, owner)
+        shown = _with_scope_prefix(fields, owner)
         return lambda: shown
-    return lambda: _shown(_readable(fields, owner), owner)
+    return lambda: _with_scope_prefix(_readable(fields, owner), owner)
 
 
-def _shown(state: dict[str, Any], owner: Owner) -> dict[str, Any]:
+def _with_scope_prefix(state: dict[str, Any], owner: Owner) -> dict[str, Any]:
     return {owner.prefix + key: value for key, value in state.items()}
 
 

@@ -329,7 +329,7 @@ class Checkpoint:
             await self.storage.commit(Update("leases", mine, change))
 
     async def _write(self, update: Update) -> Document | None:
-        return await _write_twice(self.storage, update)
+        return await _write_repeatably(self.storage, update)
 
     async def _load_own(self, reader: Storage | Transaction) -> Document:
         """Load the checkpoint, if this reader is its latest."""
@@ -375,13 +375,13 @@ async def _load_or_store(
         "position": position and asdict(position),
     }
     named, change = {"_id": settings.name}, {"$setOnInsert": new}
-    stored = await _write_twice(
+    stored = await _write_repeatably(
         storage, Update("checkpoints", named, change, upsert=True)
     )
     return stored or {**named, **new}
 
 
-async def _write_twice(storage: Storage, update: Update) -> Document | None:
+async def _write_repeatably(storage: Storage, update: Update) -> Document | None:
     """Update one document, which may be done twice; return it as it is then."""
     return await storage.find_and_update(update, patient=True, shielded=False)
 

@@ -348,10 +348,10 @@ class Consumer:
         self._checkpoint = checkpoint
         self._is_over = asyncio.Event()
         self._until = self._lost = None
-        self._read_on()
+        self._restart_fetcher()
         self._is_open = True
 
-    def _read_on(self) -> None:
+    def _restart_fetcher(self) -> None:
         checkpoint = self._checkpoint
         self._fetcher = Fetcher(checkpoint.storage, self._settings, checkpoint.position)
         self._forget_delivered()
@@ -412,7 +412,7 @@ class Consumer:
             await fetcher.close_change_stream()
             await checkpoint.recover(error)
             self._lost = None
-            self._read_on()
+            self._restart_fetcher()
             return []
         return deliveries
 
@@ -602,7 +602,7 @@ class Consumer:
         )
 
         async def keep(tx: Transaction) -> None:
-            await tx.write(dead_letters.keeping(letter))
+            await tx.write(dead_letters.store_letter_statement(letter))
 
         if is_alone:
             await self._save(delivery.position, keep)

@@ -85,8 +85,8 @@ def new_dead_letter(
     return DeadLetter(consumer, type(error).__name__, attempts, now, id_, record)
 
 
-def keeping(letter: DeadLetter) -> Update:
-    """The statement that stores a letter, in place of an earlier one of its change."""
+def store_letter_statement(letter: DeadLetter) -> Update:
+    """Return the statement that stores a letter over an earlier one of its change."""
     kept = {"error": letter.error, "attempts": letter.attempts, "time": letter.time}
     return Update("dead_letters", {"_id": letter.id}, kept, upsert=True)
 
@@ -150,7 +150,7 @@ async def replay_dead_letters(
                 attempts=letter.attempts + 1,
                 time=platform_time.get_time(),
             )
-            await storage.commit(keeping(again))
+            await storage.commit(store_letter_statement(again))
     return handled
 
 

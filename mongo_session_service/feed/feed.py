@@ -41,7 +41,7 @@ _SILENT: Final = 2.0
 
 
 class Inbox:
-    """The changes that wait for one subscription."""
+    """The queue of changes of one subscription."""
 
     def __init__(self, scope: Scope, capacity: int, max_bytes: int) -> None:
         self.scope = scope
@@ -80,7 +80,7 @@ class Inbox:
         return True
 
     def end(self, error: Exception | None = None, *, at_once: bool = False) -> None:
-        """End it after what waits, or at once: the reader then stops or raises."""
+        """End it after the queued changes, or at once: its reader stops or raises."""
         if at_once:
             self._waiting.clear()
         if not self._has_ended:
@@ -90,8 +90,8 @@ class Inbox:
             for each in self._routers:
                 each.detach(self)
 
-    def miss(self) -> None:
-        """Replace what waits by the sign that changes were missed."""
+    def replace_with_gap(self) -> None:
+        """Replace the queued changes by None: changes were missed."""
         self._waiting.clear()
         self._bytes = 0
         self.put(None)
@@ -203,7 +203,7 @@ class _StreamReader(ABC):
                         await asyncio.sleep(0)
                     await pace.yield_to_loop()
                 await self._observe(change, stream.reopened)
-            self._end(None)  # who comes while the cursor is closed begins another run
+            self._end(None)  # an inbox attached from here on begins another run
             return True
         finally:
             await stream.close_cursor()
@@ -230,7 +230,7 @@ class _StreamReader(ABC):
     def _resynchronise(self, error: HistoryLostError) -> None:
         """Have session subscriptions read from storage, and end all others.
 
-        Who comes from here on waits until the next stream is open.
+        A subscription opened from now on waits until the next stream is open.
         """
         logger.warning("The change feed restarts. %s", error)
         self._counters.resyncs += 1
@@ -238,7 +238,7 @@ class _StreamReader(ABC):
         self._position = None
         for each in self.inboxes:
             if each.scope.is_session:
-                each.miss()
+                each.replace_with_gap()
             else:
                 each.end(error)
 

@@ -92,14 +92,14 @@ def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
 
 
 class Outbox:
-    """Frames to be sent: what is ready together, as each call of a server costs."""
+    """A queue of frames: those that are ready are sent in one call of the server."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[list[Frame]] = asyncio.Queue()
         self._untaken = 0
 
     async def collect(self, source: Frames) -> None:
-        """Add what a source has; beyond a piece, wait until it is sent."""
+        """Queue the frames of a source; wait whenever ``PIECE`` bytes are unsent."""
         pace = Pace()
         try:
             async for frames in source:
@@ -112,48 +112,48 @@ class Outbox:
             self._queue.put_nowait([])
 
     async def take(self) -> list[list[Frame]]:
-        """Wait for something; nothing if a source has ended."""
+        """Wait for frames, and take all; an empty list marks the end of a source."""
         taken = [await self._queue.get()]
         taken += [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         self._untaken = 0
         return taken
 
     def note_sent(self, taken: list[list[Frame]]) -> None:
-        """Free what was taken, before its sources read more."""
+        """Free the frames that were sent, and let their sources go on."""
         for frames in taken:
             frames.clear()
             self._queue.task_done()
 
 
 class StreamPlace(NamedTuple):
-    """How far a client has come in a session's stream, from the id of an event."""
+    """A client's position in a session's stream, as the id of a server-sent event."""
 
     revision: int
     partial: tuple[int, int] | None = None
 
     @classmethod
     def of_id(cls, last_event_id: str | None) -> StreamPlace | None:
-        """Read an id; None for none."""
+        """Parse the ``Last-Event-ID`` header; None if there is none."""
         if last_event_id is None:
             return None
         revision, *partial = map(int, last_event_id.split("-"))
         return cls(revision, (partial[0], partial[1]) if partial else None)
 
 
-class Share:
-    """A share of the pages of one user's sessions that may be held at once."""
+class PageSlot:
+    """The right to hold one of the pages of a user's sessions in memory at once."""
 
     def __init__(self, pages: asyncio.Semaphore) -> None:
         self._pages = pages
         self._is_taken = False
 
     async def take(self) -> None:
-        """Wait until another page may be read."""
+        """Wait for a free slot."""
         await self._pages.acquire()
         self._is_taken = True
 
     def give_back(self) -> None:
-        """Let others read, unless that is so already."""
+        """Free the slot, if it is taken."""
         if self._is_taken:
             self._is_taken = False
             self._pages.release()
@@ -161,20 +161,20 @@ class Share:
 
 async def session_frames(
     subscription: SessionSubscription,
-    share: Share,
+    slot: PageSlot,
     first: Frame | None,
     after_partial: tuple[int, int] | None,
 ) -> Frames:
     """Everything that happens to one session, a page of its log at a time.
 
-    The share is taken at first, and then for each page until it is sent; not for
+    The slot is taken at first, and then for each page until it is sent; not for
     changes that follow, whose readers share their text.
     """
     if first is not None:
         yield [first]
     while True:
         if subscription.is_following:
-            share.give_back()
+            slot.give_back()
         frames, pace = [], Pace()
         async for change in subscription:
             turn, position, id_ = change.turn, change.turn_position, None
@@ -191,8 +191,8 @@ async def session_frames(
             return
         yield frames
         if not subscription.is_following:
-            share.give_back()
-            await share.take()
+            slot.give_back()
+            await slot.take()
 
 
 async def outlines(
@@ -283,10 +283,10 @@ class ChangeStream(EventSourceResponse):
                             raise SendTimeoutError
         except MongoSessionServiceError as error:
             logger.info("A client's stream ends. %s", error)
-            yield trouble(*reason_of(error))
+            yield closing_error_event(*reason_of(error))
         except HTTPException as error:
             if sent.endswith(b"\n\n"):  # not in the middle of a frame
-                yield trouble(RECONNECT_SECONDS, str(error.detail))
+                yield closing_error_event(RECONNECT_SECONDS, str(error.detail))
 
     async def _recheck_permission(self) -> None:
         if (now := time.monotonic()) >= self._permitted_until:
@@ -324,8 +324,8 @@ class ChangeStream(EventSourceResponse):
                 await source.aclose()  # it may hold a page that was not sent
 
 
-def trouble(seconds: int, reason: str) -> bytes:
-    """Make the last event of a stream: why it ends, and when to come back."""
+def closing_error_event(seconds: int, reason: str) -> bytes:
+    """Encode the last event of a stream: why it ends, and the seconds to reconnect."""
     data = json.dumps({"reason": reason})
     return f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()
 

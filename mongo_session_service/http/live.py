@@ -234,7 +234,7 @@ class AllSessions(SessionResources):
         query: OutlineQuery,
     ) -> Response:
         async def permit() -> None:
-            """Allow all: ``authorize`` is asked about each change."""
+            """Allow the stream: ``authorize`` is called for each change."""
 
         async with AsyncExitStack() as opening:
             may_show = partial(self._may_read, request)
@@ -257,5 +257,5 @@ class AllSessions(SessionResources):
             return await self.permission.allows(request, key, "read")
         except HTTPException as error:
             if error.status_code in {401, 403, 404}:
-                return False  # another way to say no
+                return False  # authorize may also refuse by raising
             raise

@@ -150,8 +150,8 @@ async def allow_everyone(
     return True
 
 
-class Permission:
-    """Asks ``authorize``, within a time and within a scope."""
+class PermissionChecker:
+    """Calls ``authorize`` with a timeout; refuses everything outside ``within``."""
 
     def __init__(self, authorize: Authorize, seconds: float, within: Scope) -> None:
         if not callable(authorize):
@@ -200,7 +200,7 @@ class Permission:
         allowed = []
         for each in _OFFERED:
             asked = Scope(*key[:2]) if each == "list" else key
-            with suppress(HTTPException):  # another way to say no
+            with suppress(HTTPException):  # authorize may raise to refuse
                 if await self.allows(request, asked, each):
                     allowed.append(each)
         return allowed

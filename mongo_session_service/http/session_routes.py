@@ -46,7 +46,7 @@ from mongo_session_service.http.change_stream import (
     ChangeStream,
     Frame,
     Frames,
-    Share,
+    PageSlot,
     StreamPlace,
     outlines,
     session_frames,
@@ -57,7 +57,7 @@ from mongo_session_service.http.refusals import (
     REFUSALS,
     Action,
     Authorize,
-    Permission,
+    PermissionChecker,
     SessionRoute,
 )
 from mongo_session_service.model import results
@@ -354,7 +354,7 @@ class SessionResources:
         self.within = within
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
-        self.permission = Permission(authorize, seconds, within)
+        self.permission = PermissionChecker(authorize, seconds, within)
         self._pages: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = (
             WeakValueDictionary()
         )
@@ -417,7 +417,7 @@ class SessionResources:
         recent, at_revision = query.num_recent_events, query.at_revision
         if at_revision is not None and query.after_timestamp is not None:
             raise InvalidInputError("Give at_revision or afterTimestamp, not both.")
-        async with self.read_in_time(key) as share:
+        async with self.read_in_time(key) as slot:
             if at_revision is None:
                 config = GetSessionConfig(
                     num_recent_events=recent, after_timestamp=query.after_timestamp
@@ -431,7 +431,7 @@ class SessionResources:
                     del session.events[: max(len(session.events) - recent, 0)]
             if session is None:
                 raise session_not_found_error(key.session_id)
-            return HeldText(await session_json(session), share, self.limits)
+            return SlowReaderResponse(await session_json(session), slot, self.limits)
 
     async def list_events(
         self, key: Key, query: Annotated[EventQuery, Query()]
@@ -439,7 +439,7 @@ class SessionResources:
         """Lists a session's events, a page at a time."""
         shown: list[bytes] = []
         size, has_more, pace = 0, False, Pace()
-        async with self.read_in_time(key) as share:
+        async with self.read_in_time(key) as slot:
             found = self.service.iter_events(
                 **key.id, **query.model_dump() | {"limit": query.limit + 1}
             )
@@ -454,7 +454,7 @@ class SessionResources:
                     size += len(shown[-1])
                     await pace.yield_to_loop()
             text = text_with_events({"has_more": has_more}, shown)
-            return HeldText(text, share, self.limits)
+            return SlowReaderResponse(text, slot, self.limits)
 
     async def update_session(self, key: Key, update: SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
@@ -593,8 +593,8 @@ class SessionResources:
             raise InvalidInputError("Give history or after_revision, not both.")
         after = start.after_revision if place is None else place.revision
         log_begins = 0
-        share = await self.take_share(key)
-        opening.callback(share.give_back)
+        slot = await self.take_page_slot(key)
+        opening.callback(slot.give_back)
         while True:
             from_start = start.history == "all" and after is None
             partial_place = place.partial if place and start.partials else None
@@ -625,7 +625,7 @@ class SessionResources:
             # Without an id: a client could not resume from it.
             first = Frame(snapshot.kind, snapshot.json_text)
         subscription = cast("SessionSubscription", subscription)
-        return session_frames(subscription, share, first, partial_place)
+        return session_frames(subscription, slot, first, partial_place)
 
     async def open_outlines(
         self,
@@ -694,31 +694,31 @@ class SessionResources:
         )
         return [summary_fields(each) for each in found]
 
-    def share_of(self, key: SessionKey) -> Share:
-        """Make a share, not taken yet, of what may be read of a user's sessions."""
+    def page_slot(self, key: SessionKey) -> PageSlot:
+        """Make a slot, not taken yet, of what may be read of a user's sessions."""
         pages = asyncio.Semaphore(self.limits.http_user_pages)
-        return Share(self._pages.setdefault(key[:2], pages))
+        return PageSlot(self._pages.setdefault(key[:2], pages))
 
-    async def take_share(self, key: SessionKey) -> Share:
+    async def take_page_slot(self, key: SessionKey) -> PageSlot:
         """Wait until more may be read of a user's sessions, or refuse the request."""
-        share = self.share_of(key)
+        slot = self.page_slot(key)
         try:
             async with asyncio.timeout(self.limits.http_answer_seconds):
-                await share.take()
+                await slot.take()
         except TimeoutError:
             why = "Other answers about this user's sessions have not been read yet."
             raise HTTPException(503, why, LATER) from None
-        return share
+        return slot
 
     @asynccontextmanager
-    async def read_in_time(self, key: SessionKey) -> AsyncIterator[Share]:
-        """Give a read its time, and a share that is given back if it fails."""
-        share = await self.take_share(key)
+    async def read_in_time(self, key: SessionKey) -> AsyncIterator[PageSlot]:
+        """Give a read its time, and a slot that is given back if it fails."""
+        slot = await self.take_page_slot(key)
         try:
             async with self.answer_in_time():
-                yield share
+                yield slot
         except BaseException:
-            share.give_back()
+            slot.give_back()
             raise
 
     @asynccontextmanager
@@ -743,20 +743,23 @@ def json_response(fields: Mapping[str, object] | None, status: int = 200) -> Res
     return Response(text, status, NO_STORE, "application/json")
 
 
-class HeldText(Response):
-    """An answer that is held until its client has read it, or reads too slowly."""
+class SlowReaderResponse(Response):
+    """Sends its body in pieces, so that its memory is freed as the client reads.
+
+    A client that reads slower than ``http_least_rate`` is disconnected.
+    """
 
     media_type = "application/json"
 
-    def __init__(self, text: bytes, share: Share, limits: Limits) -> None:
+    def __init__(self, text: bytes, slot: PageSlot, limits: Limits) -> None:
         super().__init__(None, headers=NO_STORE)
         self._text = text
-        self._share = share
+        self._slot = slot
         self._limits = limits
 
     @override
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Send it in pieces: a server holds all that it is given."""
+        """Send it in pieces, since a server buffers whatever it receives."""
         del self.headers["content-length"]
         start = {"type": "http.response.start", "status": self.status_code}
         body: Message = {"type": "http.response.body"}
@@ -773,7 +776,7 @@ class HeldText(Response):
             logger.info("A client's answer ends. It did not read.")
         finally:
             self._text = b""
-            self._share.give_back()
+            self._slot.give_back()
         await send({**body, "body": b""})
 
 

@@ -91,7 +91,7 @@ DETAILS: Final = tuple(each.name for each in fields(Details))
 NO_DETAILS: Final = Details()
 
 
-def one_title(title: object, display_name: object) -> object:
+def resolve_title(title: object, display_name: object) -> object:
     if title is not None and display_name is not None and title != display_name:
         message = "title and display_name are two names of one thing: give one of them."
         raise InvalidInputError(message)

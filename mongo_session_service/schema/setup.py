@@ -56,7 +56,7 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     because the user lacks a privilege or something else is in its place, a warning is
     logged and the service works without it.
     """
-    attempts = _Attempts(storage)
+    attempts = _CreationAttempts(storage)
     # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
     # cancelled can wait for ever.
     await server.shake_hands(storage)
@@ -70,7 +70,7 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     if version is None:
         with attempts.trying("the schema version"):
             await _record_version(storage)
-    attempts.warn()
+    attempts.log_failures()
     failed = [each for each in INDEXES if _index_name(storage, each) in attempts.failed]
     return SetupResult(
         frozenset(each.name for each in (*failed, *skipped)), bool(skipped)
@@ -86,7 +86,7 @@ async def missing_indexes(storage: Storage) -> list[Index]:
     return [each for each in INDEXES if not each.is_like(described[each.collection])]
 
 
-class _Attempts:
+class _CreationAttempts:
     """Attempts to create something, and why those that failed did."""
 
     def __init__(self, storage: Storage) -> None:
@@ -103,7 +103,7 @@ class _Attempts:
         except NotCreatedError as error:
             self.failed |= dict.fromkeys(things, str(error))
 
-    def warn(self) -> None:
+    def log_failures(self) -> None:
         if not self.failed:
             return
         logger.warning(
@@ -115,13 +115,13 @@ class _Attempts:
         )
 
 
-async def _missing_collections(attempts: _Attempts) -> set[str]:
+async def _missing_collections(attempts: _CreationAttempts) -> set[str]:
     with attempts.trying("collections"):
         return {*_NEEDED} - await server.collection_names(attempts.storage)
     return set()
 
 
-async def _missing_indexes(attempts: _Attempts) -> list[Index]:
+async def _missing_indexes(attempts: _CreationAttempts) -> list[Index]:
     # Creating an index that exists would need the privilege as well.
     with attempts.trying(*(_index_name(attempts.storage, each) for each in INDEXES)):
         return await missing_indexes(attempts.storage)
@@ -129,7 +129,11 @@ async def _missing_indexes(attempts: _Attempts) -> list[Index]:
 
 
 async def _create_missing(
-    attempts: _Attempts, collections: set[str], indexes: list[Index], *, builds: bool
+    attempts: _CreationAttempts,
+    collections: set[str],
+    indexes: list[Index],
+    *,
+    builds: bool,
 ) -> list[Index]:
     """Create collections and indexes, and return the indexes that were left out."""
     storage = attempts.storage
@@ -154,7 +158,9 @@ async def _create_missing(
     return skipped
 
 
-async def _create_indexes(attempts: _Attempts, name: str, lacking: list[Index]) -> bool:
+async def _create_indexes(
+    attempts: _CreationAttempts, name: str, lacking: list[Index]
+) -> bool:
     """Create indexes, and their collection; True if all exist then."""
     definitions = [(each.directed, each.options) for each in lacking]
     with suppress(NotAuthorizedError, NotCreatedError):

@@ -18,7 +18,7 @@ SHARDED: Final = ("sessions", "events", "user_states", "partials")
 _APP, _USER = SHARD_KEY
 
 
-def supporting(collection: str) -> Index:
+def shard_key_index(collection: str) -> Index:
     """Return the index that begins with the key, which MongoDB needs to shard.
 
     It is one that :mod:`~mongo_session_service.schema.setup` creates, if there is any.
@@ -43,7 +43,7 @@ def script(database: str, prefix: str, zones: Iterable[tuple[str, str]] = ()) ->
 
     The ``zones`` are apps that stay in a zone, each with the zone's name.
     """
-    indexes = {name: supporting(name) for name in SHARDED}
+    indexes = {name: shard_key_index(name) for name in SHARDED}
     listed = ",\n".join(
         f"  {json.dumps([f'{prefix}{name}', dict(each.directed), each.options])}"
         for name, each in indexes.items()

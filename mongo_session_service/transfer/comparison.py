@@ -253,7 +253,7 @@ def _differing_parts(
         "create_time": header.create_time,
     }
     here, there = (
-        _opened(each, incoming.key, hooks)
+        _with_decoded_states(each, incoming.key, hooks)
         for each in (document, {**session, LOG_BEGINS: documents.log_begins(session)})
     )
     if display_name(here["state"]) or display_name(there["state"]):
@@ -272,7 +272,7 @@ def _differing_parts(
     )
 
 
-def _opened(document: Document, key: SessionKey, hooks: Hooks) -> Document:
+def _with_decoded_states(document: Document, key: SessionKey, hooks: Hooks) -> Document:
     """Decode the states in a document; a display name is the title if there is none."""
     owner = Owner.of_session(key)
     state, initial = (

@@ -248,10 +248,10 @@ class PartialWriter:
             del self._unwritten[: len(part)]
 
 
-async def announce_abandoned(
+async def announce_abandoned_turn(
     storage: Storage, key: SessionKey, epoch: int, time: datetime
 ) -> None:
-    """Show the followers of a turn that its process has died, if possible."""
+    """Write a status for a turn's subscribers: its process has died."""
     partials = Query("partials", queries.partials_of_turn(key, epoch), order=-1)
     # The turn is taken over all the same, also by a user who may not read partials.
     with suppress(MongoSessionServiceError):

@@ -53,7 +53,7 @@ from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import waiting_line
 from mongo_session_service.turns.closing_events import close_abandoned, with_reason
-from mongo_session_service.turns.partial_events import announce_abandoned
+from mongo_session_service.turns.partial_events import announce_abandoned_turn
 from mongo_session_service.turns.waiting_line import Ticket, WaitingLine
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class Turn:
                     await self.append_event(event)
                 stored = await self._load(backend)
             storage, info = backend.connection, self.info
-            await announce_abandoned(storage, self.key, info.epoch - 1, info.since)
+            await announce_abandoned_turn(storage, self.key, info.epoch - 1, info.since)
             closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
             await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
         return to_session(stored)

@@ -47,7 +47,7 @@ async def test_the_page_shows_events_as_they_are_appended(
             "app:asked: 1152921504606846977",
         ]
     )
-    await expect(page.locator("#spoken")).to_contain_text("agent: Sun!")
+    await expect(page.locator("#announcement")).to_contain_text("agent: Sun!")
     await page.locator("#state summary").click()
     await expect(page.locator("#state .kids")).to_have_text("sun: 1.0")
     await service.update_session(**KEY, title="Weather")

@@ -52,8 +52,8 @@ export async function copy(text, what) {
 
 let toasting = 0;
 export function toast(text) {
-  const spoken = $("spoken");
-  spoken.textContent = text;
+  const announcement = $("announcement");
+  announcement.textContent = text;
   const status = $("status");
   status.dataset.shown ??= status.textContent;
   status.textContent = text;

@@ -83,7 +83,7 @@ class ListPage {
     if (kind === "deleted") {
       this.wanted.delete(name);
       for (const rows of [this.rows, ...this.groups]) rows.remove(name);
-      this.say();
+      this.renderHeading();
       return;
     }
     if (kind === "turn") {
@@ -123,7 +123,7 @@ class ListPage {
           if (row) row.draw(session); // renamed: that is no activity
           else this.rows.lift(session);
         }
-        this.say();
+        this.renderHeading();
       }
     } catch (error) {
       this.failed(error);
@@ -150,7 +150,7 @@ class ListPage {
         this.showApps(this.app ? null : apps);
         if (this.app) await this.begin();
       }
-      this.say();
+      this.renderHeading();
     } catch (error) {
       this.failed(error);
     }
@@ -186,8 +186,8 @@ class ListPage {
     $("sessions").hidden = !this.apps.size;
   }
 
-  /** Say what is shown, and where it is; or how to begin. */
-  say() {
+  /** Render the title, and what is shown; or how to begin. */
+  renderHeading() {
     show("live", "Live");
     const isEmpty = this.apps ? !this.apps.size : !this.rows.size && this.rows.token === null;
     const whose = `${userId ? ` of ${userId}` : ""}${this.app ? ` in app ${this.app}` : ""}`;
@@ -239,11 +239,11 @@ class ListPage {
     const found = all.filter(({ rows }) => rows.size);
     this.groups = found.map(({ rows }) => rows);
     arrange($("groups"), found.map(({ element }) => element));
-    const said = found.map(({ kind, rows }) => `${plural(rows.size, "session").replace(" ", rows.token ? "+ " : " ")} by ${KINDS[kind]}`);
+    const summaries = found.map(({ kind, rows }) => `${plural(rows.size, "session").replace(" ", rows.token ? "+ " : " ")} by ${KINDS[kind]}`);
     const failed = all.find(({ error }) => error)?.error;
     if (failed) $("found").textContent = failed.message;
     else if (all.length < kinds.length) $("found").textContent = "Searching.";
-    else if (said.length) $("found").textContent = `Found ${said.join(", ")}.`;
+    else if (summaries.length) $("found").textContent = `Found ${summaries.join(", ")}.`;
     else $("found").textContent = `No session has exactly this as its ${kinds.map((kind) => KINDS[kind]).join(", ").replace(/, ([^,]*)$/, " or $1")}. A label is found as name=value.`;
   }
 

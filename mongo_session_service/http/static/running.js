@@ -19,7 +19,7 @@ class GrowingText {
     this.element.dir = "auto";
   }
 
-  say(text) {
+  append(text) {
     this.rest += text;
     soon(this.draw);
   }
@@ -48,7 +48,7 @@ class Draft {
     this.element.setAttribute("aria-label", `Being said by ${author}`);
   }
 
-  say({ text, thought }) {
+  appendPart({ text, thought }) {
     const isThought = Boolean(thought);
     if (!this.texts.has(isThought)) {
       const growing = new GrowingText(isThought ? "text thought" : "text");
@@ -56,7 +56,7 @@ class Draft {
       if (isThought) this.body.children[0].after(growing.element);
       else this.body.append(growing.element);
     }
-    this.texts.get(isThought).say(text);
+    this.texts.get(isThought).append(text);
   }
 }
 
@@ -85,14 +85,14 @@ export class RunningTurn {
   }
 
   /** Show what has arrived since the last time. */
-  say({ turn, event }) {
+  addPartial({ turn, event }) {
     this.stands(turn);
     if (!this.drafts.has(event.id)) {
       const draft = new Draft(event);
       this.drafts.set(event.id, draft);
       $("drafts").append(draft.element);
     }
-    for (const part of event.content?.parts ?? []) if (part.text) this.drafts.get(event.id).say(part);
+    for (const part of event.content?.parts ?? []) if (part.text) this.drafts.get(event.id).appendPart(part);
   }
 
   /** An event is stored: its draft goes. */

@@ -171,7 +171,7 @@ class SessionPage {
     const { at, delta } = this.timeline.add(change, raw, !isFlood);
     this.state.set(Object.entries(delta), at);
     if (delta[METADATA]) this.rename(delta[METADATA].displayName);
-    if (!isFlood) this.speak(change);
+    if (!isFlood) this.announce(change);
   }
 
   other(kind, change) {
@@ -193,7 +193,7 @@ class SessionPage {
       if (change.title || displayName) this.state.set([[METADATA, value]], null);
       this.rename(change.title);
     } else if (kind === "partial") {
-      this.running.say(change);
+      this.running.addPartial(change);
     } else if (kind === "turn") {
       this.running.stands(change.turn);
     } else if (kind === "deleted") {
@@ -204,14 +204,14 @@ class SessionPage {
     }
   }
 
-  speak(change) {
-    this.unspoken = (this.unspoken ?? 0) + 1;
-    const said = (change.event.content?.parts ?? []).map((part) => part.text ?? part.functionCall?.name ?? "").join(" ").slice(0, 120);
-    this.lastSaid = `${change.event.author}: ${said}`;
-    this.speaking ??= setTimeout(() => {
-      $("spoken").textContent = this.unspoken > 1 ? `${this.unspoken} new events. Latest, ${this.lastSaid}` : this.lastSaid;
-      this.unspoken = 0;
-      this.speaking = undefined;
+  announce(change) {
+    this.unannounced = (this.unannounced ?? 0) + 1;
+    const text = (change.event.content?.parts ?? []).map((part) => part.text ?? part.functionCall?.name ?? "").join(" ").slice(0, 120);
+    this.lastAnnouncement = `${change.event.author}: ${text}`;
+    this.announcing ??= setTimeout(() => {
+      $("announcement").textContent = this.unannounced > 1 ? `${this.unannounced} new events. Latest, ${this.lastAnnouncement}` : this.lastAnnouncement;
+      this.unannounced = 0;
+      this.announcing = undefined;
     }, 1200);
   }
 

@@ -579,8 +579,8 @@ export class Timeline {
   }
 
   drawPill() {
-    if (this.missed === this.told) return;
-    this.told = this.missed;
+    if (this.missed === this.shownMissed) return;
+    this.shownMissed = this.missed;
     $("pill").hidden = this.missed === 0;
     $("pill").textContent = `↓ ${counted.format(this.missed)} new`;
   }

@@ -20,7 +20,7 @@ export function tokensOf(event) {
 export const tokenWords = (tokens) =>
   Object.entries(tokens).map(([kind, count], place) => `${counted.format(count)}${place ? "" : " tokens"} ${kind}`).join(" · ");
 
-/** Whether a tool has answered that it failed, as ADK has it say. */
+/** Whether a tool failed: ADK puts an "error" in its response. */
 export const hasFailed = (response) => Boolean(response?.error);
 
 /** What events sum up to, of a turn or of the session. */

@@ -15,7 +15,7 @@ from support.cli_runner import call
 from mongo_session_service import __version__
 from mongo_session_service.cli import main
 from mongo_session_service.cli.options import verbosity_options
-from mongo_session_service.cli.terminal import given, print_remark, warn
+from mongo_session_service.cli.terminal import print_remark, shared_options, warn
 
 
 def commands(
@@ -101,7 +101,7 @@ def command() -> None:
     print_remark("remark")
     warn("problem")
     logging.getLogger("mongo_session_service.somewhere").debug("de\ntail")
-    click.echo(f"details: {given().verbose}")
+    click.echo(f"details: {shared_options().verbose}")
 
 
 @pytest.mark.parametrize(

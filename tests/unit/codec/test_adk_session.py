@@ -10,7 +10,7 @@ from google.adk.events import Event
 from google.adk.sessions import Session
 
 from mongo_session_service.codec.adk_session import (
-    _IS_KNOWN,
+    _HAS_KNOWN_LAYOUT,
     mark,
     marker_of,
     to_session,
@@ -44,7 +44,9 @@ def test_a_session_is_as_if_validated(
     is_known: bool,  # noqa: FBT001
 ) -> None:
     """Fields, marker and pydantic's own notes equal those of a validated session."""
-    monkeypatch.setattr("mongo_session_service.codec.adk_session._IS_KNOWN", is_known)
+    monkeypatch.setattr(
+        "mongo_session_service.codec.adk_session._HAS_KNOWN_LAYOUT", is_known
+    )
     found = stored()
 
     session = to_session(found)
@@ -79,7 +81,7 @@ def test_sessions_share_nothing() -> None:
 
 def test_the_short_way_is_taken() -> None:
     """With this release of ADK sessions need no validation."""
-    assert _IS_KNOWN
+    assert _HAS_KNOWN_LAYOUT
 
 
 def test_a_session_of_another_service_has_no_marker() -> None:
