@@ -313,7 +313,9 @@ def apply_deltas(initial: Document, deltas: Iterable[Document]) -> Document:
     return state
 
 
-def recorded_initial_state(session: Document, apart: Document | None) -> Document:
+def recorded_initial_state(
+    session: Document, apart: Document | None = None
+) -> Document:
     """Pick the fields of a session's initial state from where they are stored.
 
     The document ``apart``, before its log, may be of an earlier session of its id.
@@ -381,25 +383,13 @@ async def load_with_initial_state(storage: Storage, key: SessionKey) -> Document
     A session that is not stored is an error.
     """
     sessions, apart = await storage.read(*_queries(key))
-    session = _with_initial_state(sessions, apart, storage)
-    if session is None:
-        raise session_not_found_error(key.session_id)
-    return session
+    session = _visible_head(storage, key, sessions)
+    return {**session, INITIAL: recorded_initial_state(session, *apart)}
 
 
 def _queries(key: SessionKey) -> tuple[Query, Query]:
     before_log = Query("events", {"_id": key.event_id(0)})
     return Query("sessions", {"_id": key.id}), before_log
-
-
-def _with_initial_state(
-    sessions: list[Document], apart: list[Document], storage: Storage
-) -> Document | None:
-    if not sessions or not documents.is_visible(sessions[0], storage.clock.now()):
-        return None
-    (session,) = sessions
-    initial = recorded_initial_state(session, apart[0] if apart else None)
-    return {**session, INITIAL: initial}
 
 
 async def load_session_at(
@@ -412,15 +402,15 @@ async def load_session_at(
         *queries.shared_state_queries(key.app_name, key.user_id),
         Query("events", queries.events_until(key, until), order=-1),
     )
-    head = _with_initial_state(sessions, apart, storage)
-    if head is None:
+    if not sessions or not is_visible(sessions[0], storage.clock.now()):
         return None
+    (head,) = sessions
     revision = check_revision(head, revision)
     # Without transactions there may be more events by now.
-    kept = range(documents.log_begins(head) + 1, revision + 1)
+    kept = range(log_begins(head) + 1, revision + 1)
     events = [each for each in stored if each["_id"]["revision"] in kept]
     changes = await in_slices(map(delta_of, reversed(events)))
-    initial = head[INITIAL]
+    initial = recorded_initial_state(head, *apart)
     updated = events[0]["event"].get("timestamp") if events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
@@ -450,7 +440,7 @@ async def state_at(
     Its document has its initial state.
     """
     state: Document = {**session[INITIAL]}
-    log = LogAtRevision(key, documents.log_begins(session), revision)
+    log = LogAtRevision(key, log_begins(session), revision)
     async for page in storage.scan(log.deltas_query):
         state = apply_deltas(state, map(delta_of, page.documents))
     return state
@@ -462,7 +452,7 @@ def check_revision(session: Document, revision: int | None) -> int:
     One that it has not reached, or that was trimmed, is refused.
     """
     head: int = session["revision"]
-    begins = documents.log_begins(session)
+    begins = log_begins(session)
     if revision is not None and revision < begins:
         raise TrimmedError(begins)
     if revision is not None and revision > head:

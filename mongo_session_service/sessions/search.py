@@ -95,7 +95,7 @@ class Search:
 
     def damaged_query(self, limit: int, now: float) -> Query:
         """The query for sessions that are on no page: their time is damaged."""
-        damaged = {self.order_by: {"$not": _FINITE}}
+        damaged = {self.order_by: {"$not": {"$gt": -math.inf}}}
         conditions = [self.filter, queries.visible_filter(now), damaged]
         return Query("sessions", {"$and": conditions}, limit=limit)
 

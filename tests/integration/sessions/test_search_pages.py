@@ -105,6 +105,10 @@ def test_a_page_costs_what_it_shows(
         found = new_search(
             "app", **wanted, where=None, newest_first=newest_first, hooks=NO_HOOKS
         )
+        damaged = query_stages(PLACE, found.damaged_query(6, MOMENT))
+        *_, stats = explained(admin, database, damaged)
+        assert stats["totalDocsExamined"] <= AT_ONCE
+        assert stats["totalKeysExamined"] <= 2 * AT_ONCE
         place = PagePosition(MOMENT + after // 3, "bob", f"s{after}") if after else None
         stages = query_stages(PLACE, found.page_query(place, 6, MOMENT))
 
