@@ -201,14 +201,15 @@ class ChangeRecord:
         return fields
 
     def _decode_snapshot(self, document: Document, shared: list[Document]) -> Document:
+        key = self.key
         if "revision" in document["_id"]:  # the one before a trimmed log
-            owner, stored = Owner.of_session(self.key), document[documents.INITIAL]
+            owner, stored = Owner.of_session(key), document[documents.INITIAL]
             own = documents.decode_state(stored, owner, self.hooks)
             revision, time = documents.log_begins(document), document["create_time"]
         else:
-            own = documents.decode_session_state(document, self.key, self.hooks)
+            own = documents.decode_session_state(document, key, self.hooks)
             revision, time = document["revision"], document["update_time"]
-        state = documents.decode_shared_state(self.key, shared, self.hooks)
+        state = documents.decode_shared_state(key, shared, self.hooks)
         merged = replace(state, session=own).merged()
         return {"revision": revision, "state": merged, "time": time}
 

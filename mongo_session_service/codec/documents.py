@@ -339,7 +339,7 @@ def _encode_event(
 
 
 def decode_event(stored: Document, hooks: Hooks) -> Event:
-    return decode_events([stored], hooks)[0]
+    return build_events(event_fields([stored], hooks), [stored])[0]
 
 
 def decode_events(stored: Sequence[Document], hooks: Hooks) -> list[Event]:

@@ -101,15 +101,16 @@ class SessionReads:
         sessions, apps, users, *logs = answer
         shared = [*apps, *users]
         # To look at what is encoded pays if it is large.
-        count = len(sessions) + len(shared)
-        first = answer.encoded[:count] if len(answer.encoded) > 1 else ()
+        is_large, count = len(answer.encoded) > 1, len(sessions) + len(shared)
+        first = answer.encoded[:count] if is_large else ()
         is_plain = bool(first) and all(map(bson_values.is_plain, first))
         session = self._decode_session(sessions, shared, is_plain=is_plain)
         if session is None:
             return None
         found = [each for log in logs for each in reversed(log)]
         log = documents.without_trimmed(found, sessions[0])
-        size = self._storage.limits.block_events
+        # An event of a large reply may be large itself, and is built in its own slice.
+        size = 1 if is_large else self._storage.limits.block_events
         together = [log[begin : begin + size] for begin in range(0, len(log), size)]
         decode = partial(documents.decode_events, hooks=self._storage.hooks)
         parts = await in_slices(map(decode, together))
@@ -210,9 +211,8 @@ class SessionReads:
     ) -> Iterator[StoredSession]:
         """Load all sessions of an app or user, without events, from one point in time.
 
-        They are decoded as they are asked for. One that cannot be read is left out.
-
-        The longest untouched comes first, ties by user and then session id.
+        They are decoded as they are asked for. One that cannot be read is left out. The
+        longest untouched comes first, ties by user and then session id.
         """
         now = self._storage.clock.now()
         wanted = {

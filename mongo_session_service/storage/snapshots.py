@@ -214,11 +214,12 @@ async def answer_queries(
                 raw, read_at, is_whole = [bytes(reply.raw)], few["atClusterTime"], True
             else:
                 few = None
-                large = await _split_large(run, reply, command, whole=whole)
-                raw, read_at, is_whole = large
-            is_late = not_before is None or read_at >= not_before
-            is_current = is_late and database.latest.is_included(read_at, primary)
-            if as_of is not None or is_current:
+                found = await _split_large(run, reply, command, whole=whole)
+                raw, read_at, is_whole = found
+            if as_of is not None or (
+                (not_before is None or read_at >= not_before)
+                and database.latest.is_included(read_at, primary)
+            ):
                 break
             # Right after an election a new primary may not know yet that the latest
             # write is committed.
