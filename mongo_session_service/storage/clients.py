@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -82,7 +83,6 @@ class Driver(Enum):
         return await cursor if self is Driver.PYMONGO else cursor
 
     async def fetch_all(self, aggregation: Any) -> list[dict[str, Any]]:
-        """Return all results of an aggregation."""
         cursor = await self.open_cursor(aggregation)
         results: list[dict[str, Any]] = await cursor.to_list(None)
         return results
@@ -100,7 +100,6 @@ class Driver(Enum):
         return client.get_database(database.name), client.close
 
     def is_sharded(self, client: Any) -> bool:
-        """Whether a client speaks to a mongos, as far as it knows."""
         if self is Driver.MOCK:
             return False
         name = topology_of(client).topology_type_name
@@ -128,7 +127,6 @@ def belongs_to_loop(client: Any) -> bool:
 
 
 def warn_of_unused_concerns(client: Any) -> None:
-    """Warn of a client's read preference and concerns that are not used."""
     if client.read_preference != ReadPreference.PRIMARY:
         logger.warning(
             "The client's read preference (%s) is not used: the primary answers, since"
@@ -155,7 +153,6 @@ def warn_of_unused_concerns(client: Any) -> None:
 
 
 def write_concern(client: Any) -> WriteConcern:
-    """Return the write concern of every write through a client."""
     return _JOURNALED if client.write_concern.document.get("j") else _MAJORITY
 
 
@@ -170,6 +167,11 @@ _UNENCODED: Final = re.compile(
 )
 """Characters that must be percent-encoded in ``user:password``."""
 _ENCODE: Final = "user or password hold characters that have to be percent-encoded"
+_MALFORMED: Final = (
+    "its hosts, its database, its user and password or its options are malformed; a"
+    " host is name or name:port, an IPv6 address is in brackets, mongodb+srv:// takes"
+    " one host and no port, and options are key=value pairs joined by &"
+)
 _KNOWN_OPTION: Final = re.compile(
     rf"[?&](?:{'|'.join(common.VALIDATORS)})=[^&]*", re.IGNORECASE
 )
@@ -221,43 +223,26 @@ def _has_stray_at(uri: str) -> bool:
 
 
 def _rejection(uri: str) -> str:
-    """Find the part of a URI for which the driver rejects it, by leaving others out.
+    """Find the option for which the driver rejects a URI, by leaving it out.
 
-    Only the names of known options and of files are quoted: all else may be secret.
+    Only its name, or that of its file, is quoted: all else may be secret.
     """
     login, bare = _split_credentials(uri)
     if login is not None and _UNENCODED.search(login):
         return _ENCODE
     address, _, query = bare.partition("?")
-    options = [each for each in query.split("&") if each]
-    if not _is_accepted(f"{address.rstrip('/')}/", []):
-        return (
-            "its hosts or its database are malformed; a host is name or name:port, an"
-            " IPv6 address is in brackets, and mongodb+srv:// takes one host, no port"
-        )
-    if login is not None and not all(login.partition(":")):
-        return "it has a user without a password, or a password without a user"
-    if not all("=" in each for each in options):
-        return "its options are not all key=value pairs joined by &"
+    options = query.split("&")
     for each in options:
         name, _, value = each.partition("=")
-        others = [it for it in options if it is not each]
-        if name.lower() in common.VALIDATORS and _is_accepted(address, others):
-            path = unquote(value)
-            if name.lower().endswith("file") and not os.access(path, os.R_OK):
-                return f"the file of its option {name} cannot be read: {path}"
-            return f"its option {name} is not accepted, alone or beside the others"
-    if login is not None:
-        return "its options do not fit its user and password"
-    return "its options are not accepted together"
-
-
-def _is_accepted(address: str, options: list[str]) -> bool:
-    try:
-        AsyncMongoClient(f"{address}?{'&'.join(options)}")
-    except _REFUSALS:
-        return False
-    return True
+        others = "&".join(it for it in options if it is not each)
+        if name.lower() in common.VALIDATORS:
+            with suppress(*_REFUSALS):
+                AsyncMongoClient(f"{address}?{others}")
+                path = unquote(value)
+                if name.lower().endswith("file") and not os.access(path, os.R_OK):
+                    return f"the file of its option {name} cannot be read: {path}"
+                return f"its option {name} is not accepted, alone or beside the others"
+    return _MALFORMED
 
 
 def _split_credentials(uri: str) -> tuple[str | None, str]:

@@ -50,7 +50,6 @@ class LatestWrite:
         self._primary: object = None
 
     def advance(self, time: Timestamp, primary: object) -> None:
-        """Record a write: its time, and the primary that took it."""
         with self._lock:
             if self._time < time:
                 self._time, self._primary = time, primary
@@ -206,7 +205,6 @@ class Database:
 
     @property
     def is_sharded(self) -> bool:
-        """True if a mongos sends what is written and read here to shards."""
         return self.driver.is_sharded(self.client)
 
     def routed(self, filter_: Document) -> Document:

@@ -326,7 +326,6 @@ def is_turned_away(error: PyMongoError) -> bool:
 
 
 def _is_duplicate_key(error: PyMongoError) -> bool:
-    """True if a write failed because something with its key is stored already."""
     if isinstance(error, driver.BulkWriteError):
         codes = {each["code"] for each in error.details["writeErrors"]}
         return DUPLICATE_KEY in codes
@@ -334,7 +333,6 @@ def _is_duplicate_key(error: PyMongoError) -> bool:
 
 
 def _is_bad_login(error: Exception) -> bool:
-    """True if MongoDB has refused the user name or password."""
     return getattr(error, "code", None) in _LOGIN_REFUSED
 
 
@@ -471,7 +469,6 @@ def _refused_command(details: Mapping[str, Any]) -> str:
 
 
 def _describe_outage(client: Any) -> str:
-    """Return why no server of a client can be used, and what to do about it."""
     topology = topology_of(client)
     servers = list(topology.server_descriptions().values())
     if not servers:

@@ -334,7 +334,6 @@ class LeaseRenewer:
         """The thread that was started last."""
 
     def add_lease(self, lease: Lease) -> None:
-        """Renew a lease from now on."""
         if self._pid != os.getpid():  # the thread stayed in the parent
             self._forget_leases()
         limits = lease.storage.limits

@@ -191,7 +191,6 @@ async def count_documents(storage: Storage, collection: str) -> int:
 
 
 async def create_collection(storage: Storage, collection: str) -> None:
-    """Create a collection, unless it exists."""
     options: dict[str, Any] = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
 
     async def create() -> None:

@@ -213,11 +213,9 @@ class Transaction:
         """PyMongo's client session, for the handlers of consumers; None without."""
 
     async def find(self, query: Query) -> list[Document]:
-        """Find the documents that match a query."""
         return await find_documents(self._database, query, self.client_session)
 
     async def find_one(self, query: Query) -> Document | None:
-        """Find the first document that matches a query; None if there is none."""
         found = await self.find(query.first())
         return found[0] if found else None
 
