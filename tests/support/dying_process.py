@@ -13,6 +13,7 @@ from google.adk.events import Event
 
 from mongo_session_service import Change, MongoSessionService
 from mongo_session_service.model.limits import Limits
+from mongo_session_service.storage.statements import Statement
 from mongo_session_service.storage.transactions import Transaction
 from support.one_session import IDS
 
@@ -60,14 +61,14 @@ def stop_in_append(uri: str, database: str, pipe: Connection) -> None:
 def before_commits(act: Callable[[], Awaitable[None]]) -> None:
     """Have this process do something between the writes of a batch and its commit."""
     # There is nothing else between the two.
-    execute = Transaction.execute
+    write = Transaction.write
 
-    async def execute_and_act(tx: Transaction, commands: Any) -> list[int]:
-        counts = await execute(tx, commands)
+    async def write_and_act(tx: Transaction, *statements: Statement) -> list[int]:
+        counts = await write(tx, *statements)
         await act()
         return counts
 
-    Transaction.execute = execute_and_act  # type: ignore[method-assign]
+    Transaction.write = write_and_act  # type: ignore[method-assign]
 
 
 async def die() -> None:

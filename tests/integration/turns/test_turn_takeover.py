@@ -28,6 +28,7 @@ from mongo_session_service import (
 )
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage import lease
+from mongo_session_service.storage.statements import Statement
 from mongo_session_service.storage.transactions import Transaction
 
 BRIEF = 0.6
@@ -193,17 +194,17 @@ async def test_a_writer_whose_transaction_was_ended_goes_on(
     await service.create_session(**IDS)
     other = await service.create_session(app_name="app", user_id="user")
     is_written, may_commit = asyncio.Event(), asyncio.Event()
-    execute = Transaction.execute  # which comes before the commit
+    write = Transaction.write  # which comes before the commit
 
-    async def pause(tx: Transaction, commands: Any) -> list[int]:
-        counts = await execute(tx, commands)
+    async def pause(tx: Transaction, *statements: Statement) -> list[int]:
+        counts = await write(tx, *statements)
         monkeypatch.undo()
         is_written.set()
         await may_commit.wait()
         return counts
 
     async with service.turn(**IDS) as session:
-        monkeypatch.setattr(Transaction, "execute", pause)
+        monkeypatch.setattr(Transaction, "write", pause)
         appending = asyncio.create_task(
             service.append_event(session, Event(author="slow"))
         )
