@@ -79,7 +79,7 @@ def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[
 
 
 class _MemoryFeeder:
-    """Feeds one memory service; finds what is due from storage alone."""
+    """Adds events to one memory service, in batches that storage determines."""
 
     def __init__(self, memory: BaseMemoryService) -> None:
         self._memory: Any = memory
@@ -99,7 +99,7 @@ class _MemoryFeeder:
             await self._remember(log, change.revision, change.event)
 
     async def _remember(self, log: _SessionLog, revision: int, event: Event) -> None:
-        due = await log.due(revision, event)
+        due = await log.events_due(revision, event)
         if not due:
             return
         try:
@@ -144,8 +144,8 @@ class _SessionLog:
         self._storage = storage
         self.key = key
 
-    async def due(self, revision: int, event: Event) -> list[Event]:
-        """Find what one event makes due: its whole invocation, itself, or nothing.
+    async def events_due(self, revision: int, event: Event) -> list[Event]:
+        """Return the events to add after one: its invocation, itself, or none.
 
         The oldest comes first. Nothing if the session is no longer stored.
         """
@@ -188,7 +188,7 @@ class _SessionLog:
                     return
                 is_first = False
                 for each in page:
-                    yield self._decoded(each)
+                    yield self._decode_event(each)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """Yield all events with their revisions, if the session is stored."""
@@ -196,7 +196,7 @@ class _SessionLog:
         with suppress(SessionNotFoundError):
             async for page in read_log(self._storage, self.key, wanted):
                 for each in page:
-                    yield each["_id"]["revision"], self._decoded(each)
+                    yield each["_id"]["revision"], self._decode_event(each)
 
     async def session(self, event: Event) -> Session | None:
         """Load the session with all its events; None if it is not stored any more."""
@@ -211,7 +211,7 @@ class _SessionLog:
             )
         return session
 
-    def _decoded(self, document: Any) -> Event:
+    def _decode_event(self, document: Any) -> Event:
         return documents.decode_event(document, self._storage.hooks)
 
 

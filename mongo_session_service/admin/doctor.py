@@ -41,7 +41,7 @@ _WINDOW: Final = 3600.0
 _FULL: Final = 0.9
 _TRANSACTION_LIFETIME: Final = "transactionLifetimeLimitSeconds"
 _LONG_LIFETIME: Final = 60
-"""MongoDB's own; who has set less has thought of it."""
+"""MongoDB's default; a shorter lifetime was set on purpose."""
 
 _AS_NEEDED: Final = "The first write creates it, by a user with privileges for setup."
 _AS_REPLICA_SET: Final = (
@@ -103,15 +103,17 @@ def judge_shards(keys: Mapping[str, Document | None]) -> Finding:
     check, text = "replica set", "a sharded cluster, behind mongos"
     if wrong := [name for name, key in keys.items() if key not in (None, SHARD_KEY)]:
         key = ", ".join(SHARD_KEY)
-        text = f"{text}; another shard key than {key}: {_sorted(wrong)}"
+        text = f"{text}; another shard key than {key}: {_sorted_names(wrong)}"
         remedy = "Reshard them: each call for one user is sent to every shard."
         return Finding(check, Status.WARNING, text, remedy)
     if whole := [name for name, key in keys.items() if key is None]:
-        return Finding(check, Status.OK, f"{text}; on one shard: {_sorted(whole)}")
-    return Finding(check, Status.OK, f"{text}; sharded: {_sorted(keys)}")
+        return Finding(
+            check, Status.OK, f"{text}; on one shard: {_sorted_names(whole)}"
+        )
+    return Finding(check, Status.OK, f"{text}; sharded: {_sorted_names(keys)}")
 
 
-def _sorted(names: Iterable[str]) -> str:
+def _sorted_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 

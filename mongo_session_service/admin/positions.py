@@ -43,7 +43,7 @@ async def start_position(
 
 
 async def count_log(service: MongoSessionService, app_name: str | None) -> int:
-    """Count the events that a consumer gets which reads from the beginning."""
+    """Count the events that a consumer reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
     counting = Query("events", wanted, then=({"$count": "events"},))
     opened = await backends_of(service).backend()
@@ -55,20 +55,20 @@ async def reset_consumer(
     service: MongoSessionService, name: str, position: Position
 ) -> None:
     """Set the position after which a consumer reads on; its dead letters stay."""
-    async with _claimed(service, name) as checkpoint:
+    async with _claimed_checkpoint(service, name) as checkpoint:
         await checkpoint.move_to(position)
 
 
 async def remove_consumer(service: MongoSessionService, name: str) -> None:
-    async with _claimed(service, name) as checkpoint:
+    async with _claimed_checkpoint(service, name) as checkpoint:
         await checkpoint.delete_name()
 
 
 @asynccontextmanager
-async def _claimed(
+async def _claimed_checkpoint(
     service: MongoSessionService, name: str
 ) -> AsyncIterator[Checkpoint]:
-    """Hold a consumer's name, so that nobody reads under it meanwhile."""
+    """Claim a consumer's name, so that no other reader has it meanwhile."""
     who = f"Consumer {quoted(name)}"
     opened = await backends_of(service).backend()
     stored = await opened.connection.find_one(Query("checkpoints", {"_id": name}))

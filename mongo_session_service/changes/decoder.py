@@ -300,16 +300,18 @@ def decode_change(
             type(error).__name__,
         )
         return None
-    return _committed(record, change)
+    return _with_commit_time(record, change)
 
 
 def decode_partial(change: Document, hooks: Hooks) -> ChangeRecord | None:
     """Decode a change of the partials collection, if this package wrote it."""
     record = decode_turn_progress(change.get("fullDocument") or {}, hooks)
-    return _committed(record, change)
+    return _with_commit_time(record, change)
 
 
-def _committed(record: ChangeRecord | None, change: Document) -> ChangeRecord | None:
+def _with_commit_time(
+    record: ChangeRecord | None, change: Document
+) -> ChangeRecord | None:
     """Add to a record when and in which transaction it was committed."""
     if record is not None:
         record.time = record.time or committed_at(change)

@@ -196,7 +196,7 @@ async def trim(
         return f"{events} from {sessions} in {address.location}"
 
     async with address.open_service() as service:
-        if not dry_run and options.must_ask(is_agreed=is_agreed):
+        if not dry_run and options.needs_confirmation(is_agreed=is_agreed):
             found = await _trim_sessions(service, app_name, older_than, dry_run=True)
             if found["events"]:
                 plan = f"This removes {counts_text(found)}, for ever."
@@ -266,7 +266,7 @@ async def redact(
             hint = "`mongo-session-service show APP USER SESSION --json` has the ids."
             raise click.ClickException(f"{error.message} {hint}") from error
         count = found.events
-        if count and not dry_run and options.must_ask(is_agreed=is_agreed):
+        if count and not dry_run and options.needs_confirmation(is_agreed=is_agreed):
             redacted = (
                 f"{counted(count, 'event')} of {options.describe(app, user, session)}"
             )
@@ -367,7 +367,7 @@ async def prune(
         pruned = await service.prune(dry_run=True, **wanted)
         # An expired session is gone already for everybody who might be asked.
         asks = {idle_for, created_before} != {None} and not dry_run
-        if asks and pruned.sessions and options.must_ask(is_agreed=is_agreed):
+        if asks and pruned.sessions and options.needs_confirmation(is_agreed=is_agreed):
             plan = f"This removes {_counts_text(pruned)} in {address.location}"
             options.require_confirmation(f"{plan}, for ever.", is_agreed=False)
         if not dry_run:

@@ -14,7 +14,7 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.inspect_commands import duration_text, moment
+from mongo_session_service.cli.inspect_commands import duration_text, time_text
 from mongo_session_service.cli.options import FUNCTION, START
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.errors import ConfigurationError, StorageError
@@ -374,7 +374,7 @@ def _letter_text(letter: DeadLetter) -> Text:
     who = "/".join(_key_parts(letter).values())
     return Text("  ").join(
         [
-            styled(moment(letter.time), terminal.FAINT),
+            styled(time_text(letter.time), terminal.FAINT),
             styled(letter.error, terminal.BAD),
             styled(f"({counted(letter.attempts, 'attempt')})", terminal.FAINT),
             styled(f"{letter.id['kind']} {number} {who}", terminal.FAINT),

@@ -31,7 +31,7 @@ _DEFAULT_LIMIT: Final = 50
 _PAGE: Final = 1000
 """Sessions read at once."""
 _APPS_NAMED: Final = 10
-"""More are not named to whoever asks for an app that is not stored."""
+"""Apps that the error of an unknown app lists at most."""
 _SEALED: Final = "(sealed by before_store: only its application can read it)"
 _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
 
@@ -340,8 +340,8 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
     trimmed = f" (the first {begins:,} trimmed)" if begins else ""
     named = {
         "session": f"{summary.app_name}/{summary.user_id}/{summary.id}",
-        "created": moment(summary.create_time),
-        "updated": f"{moment(summary.last_update_time)}, {ago} ago",
+        "created": time_text(summary.create_time),
+        "updated": f"{time_text(summary.last_update_time)}, {ago} ago",
         "events": f"{summary.event_count:,}{trimmed}",
         "labels": labels_text(summary.labels),
         "expires": expiry_text(summary),
@@ -357,7 +357,7 @@ def expiry_text(summary: SessionSummary) -> str:
     """Describe when a session expires; empty for never."""
     if summary.expire_time is None:
         return ""
-    text = moment(summary.expire_time)
+    text = time_text(summary.expire_time)
     if summary.ttl is not None:
         text += f" ({duration_text(summary.ttl)}, renewed by each event)"
     return text
@@ -366,7 +366,7 @@ def expiry_text(summary: SessionSummary) -> str:
 def _event_heading(stored: LoggedEvent, author: str) -> Text:
     from rich.text import Text
 
-    when = f"{moment(stored.timestamp)}  "
+    when = f"{time_text(stored.timestamp)}  "
     return Text.assemble(
         (f"r{stored.revision:<4} ", terminal.FAINT),
         (when, terminal.FAINT),
@@ -396,7 +396,7 @@ def change_text(change: Change, scope_length: int) -> Text:
         text = details_text(
             shown.get("title"),
             shown.get("labels") or {},
-            None if expires is None else moment(expires),
+            None if expires is None else time_text(expires),
         )
     if event := shown.get("event"):
         name, style, text = event["author"], "bold", "  ".join(event_texts(event))
@@ -409,7 +409,7 @@ def change_text(change: Change, scope_length: int) -> Text:
     return Text("  ").join(
         part
         for part in (
-            styled(moment(change.time), terminal.FAINT),
+            styled(time_text(change.time), terminal.FAINT),
             author,
             styled(text),
             styled(delta, terminal.NOTE),
@@ -419,7 +419,7 @@ def change_text(change: Change, scope_length: int) -> Text:
     )
 
 
-def moment(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Format a local time of day, with the date unless that is today's.
 
     A time that no calendar has, as any client may store it, is a number of seconds.
@@ -458,7 +458,7 @@ def event_texts(event: dict[str, Any]) -> Iterator[str]:
     """Describe an event's content and actions: texts whole, all else within bounds."""
     for part in event.get("content", {}).get("parts") or ():
         if text := _part_text(part):
-            yield text if "text" in part else _bounded(text)
+            yield text if "text" in part else _shortened(text)
     code, message = event.get("errorCode", ""), event.get("errorMessage", "")
     if code or message:
         yield ": ".join(filter(None, (f"error {code}".rstrip(), message)))
@@ -476,7 +476,7 @@ def event_texts(event: dict[str, Any]) -> Iterator[str]:
 def state_texts(state: dict[str, Any], between: str = " = ") -> Iterator[str]:
     """Write keys and values of state, values as JSON."""
     for key, value in state.items():
-        yield f"{printable(key)}{between}{_bounded(_json_text(value))}"
+        yield f"{printable(key)}{between}{_shortened(_json_text(value))}"
 
 
 def _part_text(part: dict[str, Any]) -> str:
@@ -502,7 +502,7 @@ def _part_text(part: dict[str, Any]) -> str:
             return f"[{', '.join(names)}]" if part else ""
 
 
-def _bounded(text: str) -> str:
+def _shortened(text: str) -> str:
     """Cut a long text, and add how long it is."""
     if len(text) <= _LONG:
         return text

@@ -202,12 +202,14 @@ def combine_decorators(
     return apply
 
 
-def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _store_option(
+    context: click.Context, parameter: click.Parameter, value: Any
+) -> None:
     if value:
         setattr(context.ensure_object(SharedOptions), str(parameter.name), value)
 
 
-def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
+def _store_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
     """Keep a URI that was given as an option or as an argument."""
     shared = context.ensure_object(SharedOptions)
     if uri and shared.uri not in {None, uri}:
@@ -237,13 +239,13 @@ def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> No
 
 
 _kept_option: Final = functools.partial(
-    click.option, expose_value=False, callback=_keep
+    click.option, expose_value=False, callback=_store_option
 )
 as_json: Final = _kept_option(
     "--json", is_flag=True, help="Print JSON, one object per line."
 )
 uri_argument: Final = click.argument(
-    "address", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
+    "address", metavar="[URI]", required=False, expose_value=False, callback=_store_uri
 )
 dry_run: Final = click.option(
     "--dry-run", is_flag=True, help="Only show what would be done."
@@ -280,7 +282,7 @@ address_options: Final = combine_decorators(
         "--uri",
         metavar="URI",
         expose_value=False,
-        callback=_keep_uri,
+        callback=_store_uri,
         is_eager=True,  # before the missing argument is noticed
         help="MongoDB's URI. MONGODB_URI is safer, or MONGODB_PASSWORD beside it: other"
         " users of this machine can read a command line, and so the password.",
@@ -379,13 +381,13 @@ def with_address(
     @functools.wraps(body)
     def command(context: click.Context, /, **options: Any) -> Any:
         if context.invoked_subcommand is None:
-            return until_done(body(ServiceAddress.named(), **options))
+            return run_until_done(body(ServiceAddress.named(), **options))
         return None
 
     return command
 
 
-def until_done(body: Coroutine[Any, Any, Result]) -> Result:
+def run_until_done(body: Coroutine[Any, Any, Result]) -> Result:
     import asyncio
 
     return asyncio.run(body)
@@ -402,8 +404,8 @@ def with_password(url: str, password: str | None) -> str:
     return f"{parts[1]}{parts[2]}:{quote(password, safe='')}@{parts[3]}"
 
 
-def must_ask(*, is_agreed: bool) -> bool:
-    """Return True if somebody is there to be asked, and has not agreed already."""
+def needs_confirmation(*, is_agreed: bool) -> bool:
+    """Return True if there is a terminal to ask at, and no ``--yes``."""
     return sys.stdin.isatty() and not is_agreed
 
 
@@ -467,7 +469,7 @@ def check_key(app: str | None, user: str | None, session: str | None = None) -> 
 
 
 def describe(*parts: str | None) -> str:
-    """Name an app, a user of it, or a session, as far as its key is given."""
+    """Name an app, a user or a session in words, by the parts of its key."""
     match [printable(each) for each in parts if each is not None]:
         case []:
             return "everything"

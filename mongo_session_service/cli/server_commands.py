@@ -282,13 +282,13 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
                     f"Port {STANDARD_PORT} is taken, so it uses another."
                 )
             terminal.print_remark(f"In another terminal: export MONGODB_URI='{uri}'")
-            options.until_done(_interrupted())
+            options.run_until_done(_wait_for_interrupt())
     except EmbeddedServerError as error:
         raise click.ClickException(str(error)) from None
     terminal.print_remark("MongoDB has ended.")
 
 
-async def _interrupted() -> None:
+async def _wait_for_interrupt() -> None:
     """Wait for Ctrl-C; signal.pause() would miss one that comes just before."""
     import asyncio
 

@@ -25,9 +25,9 @@ from mongo_session_service.cli.options import (
     as_json,
     combine_decorators,
     dry_run,
+    run_until_done,
     selection,
     selection_options,
-    until_done,
     uri_argument,
     with_password,
 )
@@ -129,7 +129,7 @@ def _interruptible(advice: str) -> Iterator[None]:
         raise
 
 
-def _contents(of: Verified | Exported) -> str:
+def _counted_contents(of: Verified | Exported) -> str:
     sessions, events = counted(of.sessions, "session"), counted(of.events, "event")
     return f"{sessions} with {events} and {counted(of.states, 'shared state')}"
 
@@ -238,7 +238,7 @@ async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
     if shared_options().json:
-        show_json(_figures(moved) | {"since": again})
+        show_json(_result_fields(moved) | {"since": again})
     else:
         name = printable(source.name)
         verb = "Would move" if policies.is_dry_run else "Moved"
@@ -271,7 +271,7 @@ async def _progress(
         yield advance
 
 
-def _figures(done: Moved | Verified | Exported) -> dict[str, Any]:
+def _result_fields(done: Moved | Verified | Exported) -> dict[str, Any]:
     figures = {"sessions": done.sessions, **asdict(done)}
     figures.pop("started", None)
     return figures
@@ -322,9 +322,11 @@ async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
     if shared_options().json:
-        show_json(_figures(verified))
+        show_json(_result_fields(verified))
     else:
-        click.echo(f"Compared {_contents(verified)} in {address.location}: {found}.")
+        click.echo(
+            f"Compared {_counted_contents(verified)} in {address.location}: {found}."
+        )
     return _is_any_found(verified, chosen) and verified.is_equal
 
 
@@ -353,7 +355,7 @@ def export_(path: str, **options: Any) -> bool:
     if shared_options().json and path == "-":
         raise click.UsageError("--json needs --to: without, the export is the output.")
     with _interruptible(_HARMLESS):
-        return until_done(_export(ServiceAddress.named(), path, options))
+        return run_until_done(_export(ServiceAddress.named(), path, options))
 
 
 async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -> bool:
@@ -371,8 +373,8 @@ async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -
                 source, path, chosen, on_progress=lambda now: advance(now.events)
             )
     show_result(
-        _figures(exported),
-        f"Exported {_contents(exported)} from {address.location}, in clear.",
+        _result_fields(exported),
+        f"Exported {_counted_contents(exported)} from {address.location}, in clear.",
     )
     if not exported.sessions and chosen.since is None:
         warn(_CHECK)
@@ -413,7 +415,7 @@ def _add(
             raise click.UsageError(message)
         with _interruptible(advice):
             address = ServiceAddress.named()
-            return until_done(run(address, kind, options))
+            return run_until_done(run(address, kind, options))
 
 
 def _source_of(

@@ -219,7 +219,11 @@ def decode_session_state(
     if not (is_plain or bson_values.is_decoded(state)):
         state = _readable(state, key)
     if hooks.is_missing:
-        return metadata.titled(state, session["title"]) if "title" in session else state
+        return (
+            metadata.with_title(state, session["title"])
+            if "title" in session
+            else state
+        )
     return hooks.loaded_state(state, Owner.of_session(key))
 
 
@@ -521,7 +525,7 @@ def decode_new_session(
     owner = Owner.of_session(new.key)
     state = shared.merged() | hooks.loaded_state(own.merged(), owner)
     if hooks.is_missing:
-        state = metadata.titled(state, new.details.title)
+        state = metadata.with_title(state, new.details.title)
     return StoredSession(
         new.key, new.expected.after_append(), new.create_time, state, []
     )

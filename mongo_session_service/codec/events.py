@@ -191,7 +191,7 @@ def is_as_declared(model: BaseModel) -> bool:
 
     An object that no field could be made of is an ``InvalidInputError``.
     """
-    declared, values = _declared(type(model)), model.__dict__
+    declared, values = _declared_types(type(model)), model.__dict__
     try:
         found = declared.values_of(values)
     except KeyError:  # it was made without validation
@@ -234,7 +234,7 @@ class _Declared(NamedTuple):
 
 
 @cache
-def _declared(model: type[BaseModel]) -> _Declared:
+def _declared_types(model: type[BaseModel]) -> _Declared:
     classes = {
         name: found
         for name, field in model.model_fields.items()
@@ -274,7 +274,7 @@ _other_actions: Final = itemgetter(*_OTHER_ACTIONS)
 _rarely_set: Final = itemgetter(
     *(
         name
-        for name in _declared(Event).classes
+        for name in _declared_types(Event).classes
         if name not in {*_OF_ORDINARY, "content", "timestamp"}
     )
 )

@@ -16,7 +16,7 @@ from mongo_session_service.codec.bson_values import is_unicode
 _TAGS: Final = ("%bytes", "%float", "%text", "%object")
 
 
-def tagged(value: Any) -> Any:
+def with_type_tags(value: Any) -> Any:
     """Tag what JSON cannot hold in a value, so that it is strict JSON."""
     match value:
         case bytes():
@@ -27,12 +27,15 @@ def tagged(value: Any) -> Any:
             text = value.encode("utf-8", "surrogatepass")
             return {"%text": base64.b64encode(text).decode()}
         case dict() if _needs_tag(value):
-            items = [[tagged(key), tagged(each)] for key, each in value.items()]
+            items = [
+                [with_type_tags(key), with_type_tags(each)]
+                for key, each in value.items()
+            ]
             return {"%object": items}
         case dict():
-            return {key: tagged(each) for key, each in value.items()}
+            return {key: with_type_tags(each) for key, each in value.items()}
         case list() | tuple():
-            return list(map(tagged, value))
+            return list(map(with_type_tags, value))
         case _:
             return value
 
@@ -42,8 +45,8 @@ def _needs_tag(value: dict[str, Any]) -> bool:
     return is_tag or not all(map(is_unicode, value))
 
 
-def untagged(value: Any) -> Any:
-    """The inverse of :func:`tagged`; ``ValueError`` if a tag holds something else."""
+def without_type_tags(value: Any) -> Any:
+    """Undo :func:`with_type_tags`; ``ValueError`` if a tag has another value."""
     match value:
         case {"%bytes": str(text)} if len(value) == 1:
             return base64.b64decode(text, validate=True)
@@ -52,10 +55,12 @@ def untagged(value: Any) -> Any:
         case {"%text": str(text)} if len(value) == 1:
             return base64.b64decode(text).decode("utf-8", "surrogatepass")
         case {"%object": list(items)} if len(value) == 1:
-            return {untagged(key): untagged(each) for key, each in items}
+            return {
+                without_type_tags(key): without_type_tags(each) for key, each in items
+            }
         case dict():
-            return {key: untagged(each) for key, each in value.items()}
+            return {key: without_type_tags(each) for key, each in value.items()}
         case list() | tuple():
-            return list(map(untagged, value))
+            return list(map(without_type_tags, value))
         case _:
             return value

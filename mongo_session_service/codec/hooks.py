@@ -17,7 +17,7 @@ from google.adk.sessions.state import State
 from mongo_session_service._public import public
 from mongo_session_service.codec.bson_values import is_json
 from mongo_session_service.codec.events import is_event
-from mongo_session_service.codec.extended_json import tagged, untagged
+from mongo_session_service.codec.extended_json import with_type_tags, without_type_tags
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -95,14 +95,16 @@ class _Change(NamedTuple):
         """
         failure = "a result that is not JSON"
         try:
-            result = self.hook(tagged(value), subject)
+            result = self.hook(with_type_tags(value), subject)
             if is_json(result):
-                return untagged(result)
+                return without_type_tags(result)
             if inspect.iscoroutine(result):
                 result.close()
         except Exception as caught:  # noqa: BLE001  it may be anything
             failure = type(caught).__name__
-        raise self.error(f"{self.name} failed with {failure} for {_named(subject)}.")
+        raise self.error(
+            f"{self.name} failed with {failure} for {_subject_text(subject)}."
+        )
 
     def state(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
         """Change each value of state; None marks a removed key, and stays."""
@@ -116,7 +118,9 @@ class _Change(NamedTuple):
         changed = self.value(content, subject)
         if isinstance(changed, dict) and isinstance(changed.get("actions", {}), dict):
             return changed
-        raise self.error(f"{self.name} must return an object for {_named(subject)}.")
+        raise self.error(
+            f"{self.name} must return an object for {_subject_text(subject)}."
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +193,7 @@ class Hooks:
 NO_HOOKS: Final = Hooks()
 
 
-def _named(subject: Subject) -> str:
+def _subject_text(subject: Subject) -> str:
     key = subject.state_key
     return "an event" if key is None else f"state key {quoted(key)}"
 

@@ -34,7 +34,7 @@ WAITING: Final = "waiting"
 WAITING_FIELDS: Final = (WAITING, "waiting_more")
 
 MAX_NAMED: Final = 100
-"""Waiting calls that a session's document names; of more it has the number."""
+"""Waiting calls that a session's document lists; it counts the others."""
 
 ABORTED: Final = "INVOCATION_ABORTED"
 """The error code of closing events, by which ADK recognises its own."""
@@ -47,15 +47,15 @@ ASKING: Final = ("adk_request_input", "adk_request_credential")
 
 
 class WaitingCalls(NamedTuple):
-    """The calls of a session that wait, the longest first."""
+    """The calls of a session that await an answer, the oldest first."""
 
     named: tuple[WaitingCall, ...] = ()
     more: int = 0
-    """How many wait beside these."""
+    """The number of further calls that await one."""
 
     @classmethod
     def of(cls, calls: list[WaitingCall]) -> WaitingCalls:
-        """Name as many as a session's document may."""
+        """List as many as a session's document holds, and count the others."""
         return cls(tuple(calls[:MAX_NAMED]), max(0, len(calls) - MAX_NAMED))
 
 
@@ -68,7 +68,7 @@ def waiting_step(event: Event) -> WaitingStep:
             answers |= frozenset(_run_ids(event.branch))
     return WaitingStep(
         event.invocation_id,
-        tuple(_asks(event)),
+        tuple(_calls_awaiting_answers(event)),
         answers,
         event.actions.rewind_before_invocation_id,
     )
@@ -81,7 +81,7 @@ def _run_ids(branch: str) -> Iterator[str]:
             yield run_id
 
 
-def _asks(event: Event) -> Iterator[WaitingCall]:
+def _calls_awaiting_answers(event: Event) -> Iterator[WaitingCall]:
     calls = event.get_function_calls()
     long_running = event.long_running_tool_ids or set()
     if not (calls or long_running) or REDACTED in (event.custom_metadata or {}):
@@ -104,9 +104,10 @@ def _asks(event: Event) -> Iterator[WaitingCall]:
 def waiting_calls(
     log: Iterable[tuple[int, WaitingStep]], before: Iterable[WaitingCall] = ()
 ) -> list[WaitingCall]:
-    """Find the calls that wait after a log, the longest first.
+    """Find the calls that await an answer at the end of a log, the oldest first.
 
-    The log has no steps that rewinds have undone; what waited before it is given.
+    The log has no steps that rewinds have undone; ``before`` are the calls that
+    awaited one at its beginning.
     """
     waiting = {each.call_id: each for each in before}
     for revision, step in log:

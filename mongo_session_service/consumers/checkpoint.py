@@ -53,7 +53,7 @@ class ConsumerSettings:
     start: Start = "beginning"
     on_history_lost: OnHistoryLost = "raise"
     updates: bool = False
-    """Whether it gets sessions' new details as well."""
+    """Whether it receives ``updated`` changes as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Position:
     def follows_replayed(self, id_: Document) -> bool:
         if not self.is_replaying:
             return False
-        return self.replayed is None or _order(id_) > _order(self.replayed)
+        return self.replayed is None or _sort_key(id_) > _sort_key(self.replayed)
 
 
 def _next_time(time: Timestamp) -> Timestamp:
@@ -125,7 +125,7 @@ def _next_time(time: Timestamp) -> Timestamp:
     return Timestamp(time.time, time.inc + 1)
 
 
-def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
+def _sort_key(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
     """Sort as MongoDB does, which compares strings by their bytes."""
     return (
         id_["app_name"].encode(),
@@ -136,14 +136,13 @@ def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
 
 
 SavedWork = Callable[[Transaction], Coroutine[Any, Any, Position | None]]
-"""Work that may return how far it has come, to be saved with it."""
+"""Work in a transaction; it may return the position to save in the same one."""
 
 
 class Checkpoint:
     """The checkpoint of a consumer's name, as one reader claims and saves it."""
 
     def __init__(self, storage: Storage, settings: ConsumerSettings) -> None:
-        """Claim nothing yet."""
         self.storage = storage
         self.lease = storage.lease("leases", settings.name)
         self.position: Position
@@ -268,20 +267,20 @@ class Checkpoint:
         self.check_lease()
         self._serial += 1
         if work is None:
-            await self._save_alone(position, self._serial)
+            await self._save_position(position, self._serial)
         else:
-            position = await self._save_with(work, position, self._serial)
+            position = await self._save_with_work(work, position, self._serial)
         self.position, self.saved_at = position, time.monotonic()
         return position
 
-    async def _save_alone(self, position: Position, serial: int) -> None:
+    async def _save_position(self, position: Position, serial: int) -> None:
         self._saved_serial = None
         not_later = {"$not": {"$gt": serial}}
-        if await self._write(self._saving(position, serial, not_later)) is None:
+        if await self._write(self._save_statement(position, serial, not_later)) is None:
             serial = (await self._load_own(self.storage))["serial"]
         self._saved_serial = max(serial, self._saved_serial or 0)
 
-    async def _save_with(
+    async def _save_with_work(
         self, work: SavedWork, position: Position, serial: int
     ) -> Position:
         """Save a position with work, once.
@@ -294,7 +293,7 @@ class Checkpoint:
         expected = self._saved_serial
 
         async def save(tx: Transaction, reached: Position | None) -> None:
-            saving = self._saving(reached or position, serial, expected)
+            saving = self._save_statement(reached or position, serial, expected)
             if await tx.write(saving) != [1]:
                 await self._load_own(tx)
                 self._lose_lease()  # to itself: the transaction was committed before
@@ -304,12 +303,14 @@ class Checkpoint:
         )
         if self._replaces_dead:
             self._replaces_dead = False
-            await self._flag({"$unset": {_IS_LOCKED_OUT: ""}})
+            await self._update_own_lease({"$unset": {_IS_LOCKED_OUT: ""}})
         self._saved_serial = serial
         return reached or position
 
-    def _saving(self, position: Position, serial: int, expected: object) -> Update:
-        """The statement that saves, if the stored number is as expected."""
+    def _save_statement(
+        self, position: Position, serial: int, expected: object
+    ) -> Update:
+        """Return the statement that saves if the stored serial is as expected."""
         saved = {
             "position": asdict(position),
             "log": self._log,
@@ -319,11 +320,11 @@ class Checkpoint:
         return Update("checkpoints", {**self._own_filter, "serial": expected}, change)
 
     async def flag_locked_out(self, error: Exception) -> None:
-        """If a dead process has locked what the work writes to, show it to others."""
+        """Record in the lease that a dead process locks what the work writes to."""
         if self._replaces_dead and getattr(error, "code", None) == WRITE_CONFLICT:
-            await self._flag({"$set": {_IS_LOCKED_OUT: True}})
+            await self._update_own_lease({"$set": {_IS_LOCKED_OUT: True}})
 
-    async def _flag(self, change: Document) -> None:
+    async def _update_own_lease(self, change: Document) -> None:
         mine = {"_id": self._name, "holder.token": self.lease.token}
         with suppress(MongoSessionServiceError):
             await self.storage.commit(Update("leases", mine, change))
@@ -382,7 +383,7 @@ async def _load_or_store(
 
 
 async def _write_repeatably(storage: Storage, update: Update) -> Document | None:
-    """Update one document, which may be done twice; return it as it is then."""
+    """Update one document, repeatedly if need be; return it after the update."""
     return await storage.find_and_update(update, patient=True, shielded=False)
 
 

@@ -29,7 +29,7 @@ from mongo_session_service.consumers.checkpoint import (
     start_at_present,
 )
 from mongo_session_service.consumers.dead_letters import DeadLetter
-from mongo_session_service.consumers.fetcher import Delivery, Fetcher
+from mongo_session_service.consumers.fetcher import FetchedChange, Fetcher
 from mongo_session_service.consumers.handler import (
     Handler,
     HandlerFailedError,
@@ -118,7 +118,7 @@ class Consumer:
         """Set unless run() is handling a change."""
         self._is_idle.set()
         self._run: _Run | None = None
-        """What run() does now."""
+        """The handler of the running run(), and its options."""
         self._is_ending = False
         self._is_open = False
         """Whether it has its name, and so a checkpoint and a fetcher."""
@@ -127,20 +127,20 @@ class Consumer:
         self._is_over = asyncio.Event()
         """Set when nothing more is to be delivered."""
         self._until: Timestamp | None = None
-        """When it has delivered what was committed until then, it ends."""
-        self._ready: deque[Delivery] = deque()
-        """Deliveries that were read ahead."""
+        """The time of the deployment's clock up to which run() delivers changes."""
+        self._ready: deque[FetchedChange] = deque()
+        """Changes that were fetched and not delivered yet."""
         self._delivered: Position | None = None
-        """After what was delivered and not committed; None if all of it was."""
+        """After the latest change delivered; None if all delivered are committed."""
         self._handled: Position | None = None
-        """After what run() has handled and not saved; None if all of it was."""
+        """After the latest change handled by run(); None if that is saved."""
         self._has_uncommitted = False
         """Whether it was closed with changes that were delivered and not committed."""
         self._lost: HistoryLostError | None = None
-        """Why the next read replays or skips."""
+        """The lost history, for which the next read replays or skips."""
         self._saving_handled = asyncio.Lock()
         self._claiming = SharedTask[Checkpoint]()
-        self._fetching = SharedTask[list[Delivery]]()
+        self._fetching = SharedTask[list[FetchedChange]]()
 
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
@@ -191,7 +191,7 @@ class Consumer:
 
     async def __anext__(self) -> Change:
         self._check_not_running()
-        if not await self._open():
+        if not await self._acquire_name():
             raise StopAsyncIteration
         return (await self._next_delivery()).record.change()
 
@@ -275,7 +275,7 @@ class Consumer:
         run = self._run = _Run(handler, max_attempts, transactional, concurrency)
         token = _calling.set(self)
         try:
-            while await self._open():
+            while await self._acquire_name():
                 if until_caught_up and self._until is None:
                     storage = self._checkpoint.storage
                     self._until = await storage.latest_time(patient=True)
@@ -329,7 +329,7 @@ class Consumer:
             opened.connection, self.name, handler, transactional=transactional
         )
 
-    async def _open(self) -> bool:
+    async def _acquire_name(self) -> bool:
         """Acquire the name if it does not have it; False if it was closed meanwhile.
 
         If this is cancelled, the next call continues.
@@ -341,10 +341,10 @@ class Consumer:
             claim = partial(_claim_name, self._backends, self._settings, self._renewer)
             checkpoint = await self._claiming.await_result(claim)
             if checkpoint is not None:
-                self._begin(checkpoint)
+                self._start_reading(checkpoint)
         return self._is_open
 
-    def _begin(self, checkpoint: Checkpoint) -> None:
+    def _start_reading(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._is_over = asyncio.Event()
         self._until = self._lost = None
@@ -362,7 +362,7 @@ class Consumer:
 
     async def _release_name(self) -> None:
         if (claimed := await self._claiming.cancel_task()) is not None:
-            self._begin(claimed)
+            self._start_reading(claimed)
             self._is_over.set()
         if self._is_open:
             self._is_open = False
@@ -380,7 +380,7 @@ class Consumer:
         await checkpoint.release()
         await fetcher.close_change_stream()
 
-    async def _next_delivery(self) -> Delivery:
+    async def _next_delivery(self) -> FetchedChange:
         """Return the next change; if this is cancelled, the next call returns it.
 
         It raises StopAsyncIteration when it is closed, or has come to its end.
@@ -398,14 +398,14 @@ class Consumer:
             self._ready.extend(fetched or ())
         raise StopAsyncIteration
 
-    async def _fetch(self) -> list[Delivery]:
+    async def _fetch(self) -> list[FetchedChange]:
         checkpoint, fetcher = self._checkpoint, self._fetcher
         checkpoint.check_lease()
         try:
             if self._lost is not None:
                 raise self._lost
-            deliveries = await fetcher.fetch_deliveries()
-            if not deliveries and self._delivered is None:
+            fetched = await fetcher.fetch_changes()
+            if not fetched and self._delivered is None:
                 checkpoint.check_lease()
                 await self._save_silence(fetcher.position)
         except HistoryLostError as error:
@@ -414,7 +414,7 @@ class Consumer:
             self._lost = None
             self._restart_fetcher()
             return []
-        return deliveries
+        return fetched
 
     async def _save_silence(self, position: Position) -> None:
         """Save that a replay has ended, or how far an idle stream has come."""
@@ -435,7 +435,7 @@ class Consumer:
         """Whether what it has delivered may still be handled."""
         return not self._is_over.is_set() and self._lost is None
 
-    def _next_ready(self) -> Delivery | None:
+    def _next_ready(self) -> FetchedChange | None:
         if not self._has_ready:
             return None
         self._checkpoint.check_lease()
@@ -481,34 +481,34 @@ class Consumer:
         if self._lost is None:
             self._handled = position
 
-    async def _handle_in_order(self, run: _Run, first: Delivery) -> None:
+    async def _handle_in_order(self, run: _Run, first: FetchedChange) -> None:
         """Handle and save a change, and all that were read together with it.
 
         What a crash repeats is bounded: by what one reply of MongoDB holds, and by
         ``Limits.consumer_batch_seconds`` of the handler's work.
         """
-        delivery: Delivery | None = first
-        alone = 0  # changes to handle without a group: one of them made one fail
+        delivery: FetchedChange | None = first
+        ungrouped = 0  # changes to handle each for itself: one failed its group
         pace = Pace()
         while delivery is not None:
-            if run.transactional and not alone and self._has_ready:
-                alone = await self._handle_group(run, delivery)
+            if run.transactional and not ungrouped and self._has_ready:
+                ungrouped = await self._handle_group(run, delivery)
             else:
                 await self._handle_with_retries(run, delivery)
-                alone = max(alone - 1, 0)
+                ungrouped = max(ungrouped - 1, 0)
             await self._save_if_due()
             await pace.yield_to_loop()
             delivery = self._next_ready()
         await self._save_handled()
 
-    async def _handle_concurrently(self, run: _Run, first: Delivery) -> None:
+    async def _handle_concurrently(self, run: _Run, first: FetchedChange) -> None:
         """Handle what was read together, with changes of different sessions at once.
 
         What follows a change that is not handled yet is not saved.
         """
         pool = KeyedTaskPool(run.concurrency)
-        started: list[tuple[Delivery, asyncio.Task[bool]]] = []
-        following: Delivery | None = first
+        started: list[tuple[FetchedChange, asyncio.Task[bool]]] = []
+        following: FetchedChange | None = first
         while following is not None:
             work = partial(self._handle_with_retries, run, following)
             started.append((following, pool.submit(following.record.owner, work)))
@@ -528,24 +528,24 @@ class Consumer:
             await uninterrupted(end_tasks(tasks))
         await self._save_handled()
 
-    async def _handle_group(self, run: _Run, first: Delivery) -> int:
+    async def _handle_group(self, run: _Run, first: FetchedChange) -> int:
         """Handle changes in one transaction; return how many to handle alone instead.
 
         It takes what was read already while there is time and room. They are handled
         alone if any of them fails, or if the transaction would have to be repeated: one
         of them may be the cause.
         """
-        members: list[Delivery] = []
+        members: list[FetchedChange] = []
         limits = self._checkpoint.storage.limits
 
         async def handle_members(tx: Transaction) -> Position:
             if members:
                 raise _NotRepeatedError
             end, size = time.monotonic() + limits.group_seconds, 0
-            following: Delivery | None = first
+            following: FetchedChange | None = first
             while following is not None:
                 members.append(following)
-                await self._call(run, following.record, tx)
+                await self._call_handler(run, following.record, tx)
                 size += len(bson.encode(following.record.content.get("document", {})))
                 is_full = size >= limits.group_bytes or time.monotonic() >= end
                 if is_full or len(members) == limits.group_changes:
@@ -565,7 +565,7 @@ class Consumer:
             return len(undone)
         return 0
 
-    async def _handle_with_retries(self, run: _Run, delivery: Delivery) -> bool:
+    async def _handle_with_retries(self, run: _Run, delivery: FetchedChange) -> bool:
         """Handle a change, or keep it as a dead letter.
 
         False if this ended before, or between two attempts: the next reader gets it.
@@ -573,15 +573,15 @@ class Consumer:
         self._checkpoint.check_lease()
         if not self._is_delivering:
             return False
-        is_alone = run.concurrency == 1
+        is_sequential = run.concurrency == 1
         for attempt in range(run.max_attempts):
             try:
                 if run.transactional:
-                    handle = partial(self._call, run, delivery.record)
+                    handle = partial(self._call_handler, run, delivery.record)
                     await self._save(delivery.position, handle)
                 else:
-                    await self._call(run, delivery.record)
-                    if is_alone:
+                    await self._call_handler(run, delivery.record)
+                    if is_sequential:
                         self._note_handled(delivery.position)
                 return True
             except HandlerFailedError as failed:
@@ -601,16 +601,16 @@ class Consumer:
             letter.error,
         )
 
-        async def keep(tx: Transaction) -> None:
+        async def store_letter(tx: Transaction) -> None:
             await tx.write(dead_letters.store_letter_statement(letter))
 
-        if is_alone:
-            await self._save(delivery.position, keep)
+        if is_sequential:
+            await self._save(delivery.position, store_letter)
         else:
-            await self._save_handled(keep)
+            await self._save_handled(store_letter)
         return True
 
-    async def _call(
+    async def _call_handler(
         self, run: _Run, record: ChangeRecord, tx: Transaction | None = None
     ) -> None:
         checkpoint = self._checkpoint

@@ -1,7 +1,7 @@
 """Consumer fetcher: replays the event log if asked, then follows the change stream.
 
-Each delivery carries the position after itself. Nothing is saved here: the consumer
-saves that position once the delivery is handled.
+Each fetched change has the position after it. Nothing is saved here: the consumer
+saves that position once the change is handled.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mongo_session_service.storage.stream import Stream
 from mongo_session_service.storage.tasks import Pace
 
 
-class Delivery(NamedTuple):
-    """A change, and the position after it."""
+class FetchedChange(NamedTuple):
+    """A change that was read from MongoDB, and the position after it."""
 
     record: ChangeRecord
     position: Position
@@ -44,16 +44,16 @@ class Fetcher:
         self._updates = settings.updates
         self._page_size = storage.limits.replay_page_events
         self.scope = Scope(settings.app_name)
-        """The changes that its router gives it."""
+        """The changes that its router delivers."""
         self.position = position
-        """After everything delivered, and what was skipped since."""
+        """After everything fetched, and what was skipped since."""
         self._page: deque[Document] = deque()
         self._failure: Exception | None = None
-        """The error that the next read raises, after the deliveries before it."""
+        """The error that the next read raises, after the changes before it."""
         self._stream: Stream | None = None
         self._names = WatchedCollections.of_connection(storage)
         self._passed = position.passed
-        """The mark up to which changes were delivered before, and are skipped."""
+        """The mark up to which changes are skipped: the position is after them."""
         self._latest_token: Document | None = None
         """The resume token of the latest change, which is never saved."""
         self._read_until = NO_TIME
@@ -63,23 +63,23 @@ class Fetcher:
         self._router: Router[Fetcher] = Router()
         self._router.attach(self)
 
-    async def fetch_deliveries(self) -> list[Delivery]:
-        """Fetch the next deliveries, none if there were none for about a second.
+    async def fetch_changes(self) -> list[FetchedChange]:
+        """Fetch the next changes, none if there were none for about a second.
 
         They are from one reply of MongoDB: at most some hundreds, of 16 MB.
         """
-        found: list[Delivery] = []
+        found: list[FetchedChange] = []
         pace = Pace()
         while not found or (self._has_more and len(found) < self._page_size):
             try:
-                delivery = await self._fetch_one()
+                fetched = await self._fetch_one()
             except Exception as error:
                 if not found:
                     raise
                 self._failure = error
                 break
-            if delivery is not None:
-                found.append(delivery)
+            if fetched is not None:
+                found.append(fetched)
             elif not self._has_more:
                 break
             await pace.yield_to_loop()
@@ -94,8 +94,8 @@ class Fetcher:
     def _has_more(self) -> bool:
         return bool(self._page or (self._stream and self._stream.has_more))
 
-    async def _fetch_one(self) -> Delivery | None:
-        """Fetch the next delivery; None if what was read next is not delivered."""
+    async def _fetch_one(self) -> FetchedChange | None:
+        """Fetch the next change; None if what was read is none for this consumer."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -116,7 +116,7 @@ class Fetcher:
             await self._end_catching_up(self._catching_up_to)
             return None  # a change after it is read again
         if change is not None:
-            return self._delivery_of(change)
+            return self._fetched_change(change)
         if token and token != self._latest_token and self._passed is None:
             self.position = self.position.after_silence(token)
         return None
@@ -130,12 +130,12 @@ class Fetcher:
         self._stream = self._passed = self._catching_up_to = None
         self.position = self.position.after_changes(until)
 
-    def _delivery_of(self, change: Document) -> Delivery | None:
-        """Return the delivery that a change event results in, if any."""
+    def _fetched_change(self, change: Document) -> FetchedChange | None:
+        """Return the change that an event of the stream results in, if any."""
         cluster_time, mark = change["clusterTime"], decoder.mark_of(change)
         self._latest_token = change["_id"]
         decoded = decoder.decode_change(change, self._names, self._storage.hooks)
-        is_known = self._was_delivered(mark, cluster_time)
+        is_known = self._was_passed(mark, cluster_time)
         if not is_known:
             self.position = self.position.after_change(mark, cluster_time)
             is_appended = decoded is not None and decoded.kind == "appended"
@@ -147,11 +147,11 @@ class Fetcher:
             return None
         for _, record in self._router.route(decoded):
             if not is_known and (self._updates or record.kind != "updated"):
-                return Delivery(record, self.position)
+                return FetchedChange(record, self.position)
         return None
 
-    def _was_delivered(self, mark: str, cluster_time: Timestamp) -> bool:
-        """Whether a change of the position's own time was delivered before."""
+    def _was_passed(self, mark: str, cluster_time: Timestamp) -> bool:
+        """Whether a change of the position's own time is up to that position."""
         if self._passed is None or cluster_time != self.position.start:
             self._passed = None
             return False
@@ -159,7 +159,7 @@ class Fetcher:
             self._passed = None
         return True
 
-    async def _replay_one(self) -> Delivery | None:
+    async def _replay_one(self) -> FetchedChange | None:
         """Return the log's next event; None at its end, where the stream takes over."""
         if not self._page:
             try:
@@ -184,7 +184,7 @@ class Fetcher:
         while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()
         self.position = self.position.after_replayed(id_)
-        return Delivery(record, self.position) if record else None
+        return FetchedChange(record, self.position) if record else None
 
     async def _read_page(self) -> list[Document]:
         """Read more of the log, as of the replay's time."""

@@ -89,7 +89,7 @@ def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
     path = data_dir / _REMEMBERED
     if not path.exists():
         chosen = list(range(first, first + members)) if first else free_ports(members)
-        _check(chosen, "choose another, or none for any that is free")
+        _check_ports(chosen, "choose another, or none for any that is free")
         path.write_text(json.dumps(chosen))
         return chosen
     ports: list[int] = json.loads(path.read_text())
@@ -102,7 +102,9 @@ def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
         raise EmbeddedServerError(
             f"{data_dir} holds a replica set on port {ports[0]}, not {first}"
         )
-    _check(ports, f"the data in {data_dir} needs it: stop the program that uses it")
+    _check_ports(
+        ports, f"the data in {data_dir} needs it: stop the program that uses it"
+    )
     return ports
 
 
@@ -125,7 +127,7 @@ def free_ports(count: int) -> list[int]:
     return list(ports)
 
 
-def _check(ports: list[int], remedy: str) -> None:
+def _check_ports(ports: list[int], remedy: str) -> None:
     for port in ports:
         if refusal := _refusal(port):
             message = f"cannot listen on port {port}: {refusal}; {remedy}"
@@ -193,19 +195,21 @@ class Mongod:
         """Return when mongod accepts connections; raise as soon as it has ended."""
         # Its log is read, since another server may be using its port.
         deadline = time.monotonic() + START_LIMIT
-        while _LISTENING not in self._logged():
+        while _LISTENING not in self._read_log():
             self.check()
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
                     f"mongod was not listening within {START_LIMIT:.0f} s"
-                    f"{_quoted(self._logged())}"
+                    f"{_quoted_log(self._read_log())}"
                 )
             self.has_ended(timeout=0.01)
 
     def check(self) -> None:
         """Raise `EmbeddedServerError`, with the end of its log, if mongod has ended."""
         if self.has_ended():
-            raise EmbeddedServerError(f"mongod has ended{_quoted(self._logged())}")
+            raise EmbeddedServerError(
+                f"mongod has ended{_quoted_log(self._read_log())}"
+            )
 
     def has_ended(self, timeout: float | None = 0.0) -> bool:
         """Wait up to `timeout` seconds for mongod to end; None waits for ever."""
@@ -229,7 +233,7 @@ class Mongod:
                 os.killpg(self._guard.pid, signal.SIGKILL)
                 self.has_ended(timeout=None)
 
-    def _logged(self) -> bytes:
+    def _read_log(self) -> bytes:
         with self._log.open("rb") as log:
             log.seek(self._log_start)
             return log.read()
@@ -258,7 +262,7 @@ def find_mongod() -> str:
     )
 
 
-def _quoted(log: bytes) -> str:
+def _quoted_log(log: bytes) -> str:
     """Quote the last lines, or if any report a failure, the last of those.
 
     After the line with the reason, mongod logs dozens of lines about its shutdown.

@@ -65,7 +65,7 @@ def observe(service: Any) -> None:
     _observed.add(service)
 
 
-def _reporting(figure: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def _observations_of(figure: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def report(_: CallbackOptions) -> Iterable[Observation]:
         for service in list(_observed):
             value = getattr(service.feed_stats(), figure)
@@ -88,7 +88,7 @@ for _name, _unit, _description in (
     ("queue_depth", "{change}", "Changes not yet read"),
     ("subscriptions", "{subscription}", "Live subscriptions"),
 ):
-    _report = _reporting(f"{_name}_seconds" if _unit == "s" else _name)
+    _report = _observations_of(f"{_name}_seconds" if _unit == "s" else _name)
     meter.create_observable_gauge(f"{_PREFIX}.{_name}", [_report], _unit, _description)
 
 for _name, _unit, _description in (
@@ -97,7 +97,7 @@ for _name, _unit, _description in (
     ("resyncs", "{resync}", "Streams restarted after a gap"),
     ("drops", "{subscription}", "Subscriptions read too slowly"),
 ):
-    _report = _reporting(_name)
+    _report = _observations_of(_name)
     meter.create_observable_counter(
         f"{_PREFIX}.{_name}", [_report], _unit, _description
     )

@@ -695,7 +695,7 @@ class SessionResources:
         return [summary_fields(each) for each in found]
 
     def page_slot(self, key: SessionKey) -> PageSlot:
-        """Make a slot, not taken yet, of what may be read of a user's sessions."""
+        """Return one of the slots, not taken yet, for pages of a user's sessions."""
         pages = asyncio.Semaphore(self.limits.http_user_pages)
         return PageSlot(self._pages.setdefault(key[:2], pages))
 
@@ -712,7 +712,7 @@ class SessionResources:
 
     @asynccontextmanager
     async def read_in_time(self, key: SessionKey) -> AsyncIterator[PageSlot]:
-        """Give a read its time, and a slot that is given back if it fails."""
+        """Limit a read's time, and yield a page slot, which is freed if it fails."""
         slot = await self.take_page_slot(key)
         try:
             async with self.answer_in_time():

@@ -146,7 +146,7 @@ def display_name(state: Mapping[str, Any]) -> str | None:
         return None
 
 
-def titled(state: dict[str, Any], title: str | None) -> dict[str, Any]:
+def with_title(state: dict[str, Any], title: str | None) -> dict[str, Any]:
     """A state with a stored title as its display name.
 
     It stays as it is if no title is stored, or if another tool uses the key.

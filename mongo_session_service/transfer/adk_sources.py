@@ -44,11 +44,11 @@ from mongo_session_service.transfer.sources import (
     Selection,
     SessionHeader,
     SharedState,
-    in_thread,
+    run_in_thread,
     scan_documents,
     session_text,
     shared_states,
-    validated,
+    validated_event,
 )
 
 Result = TypeVar("Result")
@@ -60,7 +60,7 @@ def key_of(row: Row, name: str = "id") -> SessionKey:
     return SessionKey(row["app_name"], row["user_id"], row[name])
 
 
-def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
+def _build_or_problem(where: str, build: Callable[[], Result]) -> Result | Problem:
     try:
         return build()
     except (MalformedError, InvalidInputError) as error:
@@ -73,7 +73,7 @@ def shared_state_of(row: Row) -> SharedState | Problem:
     def shared_state() -> SharedState:
         return replace(empty, state=json_object(row["state"]))
 
-    return _read(str(empty), shared_state)
+    return _build_or_problem(str(empty), shared_state)
 
 
 def header_of(row: Row) -> SessionHeader | Problem:
@@ -88,7 +88,7 @@ def header_of(row: Row) -> SessionHeader | Problem:
             create_time=seconds(row["create_time"]) if "create_time" in row else None,
         )
 
-    return _read(session_text(key), header)
+    return _build_or_problem(session_text(key), header)
 
 
 def event_of(row: Row) -> Event | Problem:
@@ -97,20 +97,20 @@ def event_of(row: Row) -> Event | Problem:
         fields |= {"id": row["id"], "invocation_id": row["invocation_id"]}
         if "timestamp" not in fields:
             fields["timestamp"] = seconds(row["timestamp"])
-        return validated(fields)
+        return validated_event(fields)
 
-    return _read(_place(row), event)
+    return _build_or_problem(_place(row), event)
 
 
 def whole_event_of(where: str, value: Any) -> Event | Problem:
     """The event that a document of a MongoDB service holds as JSON, text or parsed."""
-    return _read(where, lambda: validated(json_object(value)))
+    return _build_or_problem(where, lambda: validated_event(json_object(value)))
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    parsed = _json(value)
+    parsed = _parse_json(value)
     if not isinstance(parsed, dict):
-        raise MalformedError(f"a JSON object was expected, not {_kind(parsed)}")
+        raise MalformedError(f"a JSON object was expected, not {_type_name(parsed)}")
     return parsed
 
 
@@ -126,11 +126,11 @@ def seconds(value: Any) -> float:
         except ValueError:
             raise MalformedError("one of its times cannot be read") from None
     if not isinstance(value, datetime):
-        raise MalformedError(f"one of its times is {_kind(value)}")
+        raise MalformedError(f"one of its times is {_type_name(value)}")
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
-def _json(value: Any) -> Any:
+def _parse_json(value: Any) -> Any:
     if not isinstance(value, str | bytes):
         return value
     try:
@@ -141,7 +141,7 @@ def _json(value: Any) -> Any:
         raise MalformedError("it holds broken JSON") from None
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return "nothing" if value is None else indefinite(type(value).__name__)
 
 
@@ -174,7 +174,7 @@ _REMEDY: Final = "Check that it is the right one and intact, then try again."
 
 def open_engine(url: str) -> tuple[Any, Any]:
     """Return the ``sqlalchemy`` module and an engine, not connected yet."""
-    with _drivers(url):
+    with _reporting_missing_drivers(url):
         # An optional dependency: only SQL sources need it.
         import sqlalchemy  # noqa: PLC0415
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
@@ -193,7 +193,7 @@ def open_engine(url: str) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _drivers(url: str) -> Iterator[None]:
+def _reporting_missing_drivers(url: str) -> Iterator[None]:
     """Explain a missing driver or an invalid URL."""
     try:
         yield
@@ -383,11 +383,11 @@ class SqlSource(BaseSource):
             return None
         with reporting_sql_errors():
             async with self._engine.connect() as connection:
-                events = self._chosen(self._table("events"), selection).subquery()
+                events = self._select(self._table("events"), selection).subquery()
                 counting = self._sql.select(self._sql.func.count()).select_from(events)
                 return int((await connection.execute(counting)).scalar_one())
 
-    def _chosen(self, table: Any, selection: Selection) -> Any:
+    def _select(self, table: Any, selection: Selection) -> Any:
         query = self._sql.select(table)
         if selection.apps:
             query = query.where(table.c.app_name.in_(selection.apps))
@@ -420,7 +420,7 @@ class SqlSource(BaseSource):
         if not self._is_file:
             yield self._engine
             return
-        copy = await in_thread(lambda: open_copy(self._path))
+        copy = await run_in_thread(lambda: open_copy(self._path))
         engine = self._file_engine(lambda: copy)
         try:
             yield engine
@@ -432,10 +432,10 @@ class SqlSource(BaseSource):
     ) -> AsyncGenerator[Item]:
         for name in ("app_states", "user_states"):
             if name in self._columns:
-                query = self._chosen(self._table(name), selection)
+                query = self._select(self._table(name), selection)
                 async with (
                     engine.connect() as connection,
-                    aclosing(_streamed(connection, query)) as rows,
+                    aclosing(_stream_rows(connection, query)) as rows,
                 ):
                     async for row in rows:
                         yield shared_state_of(row)
@@ -460,7 +460,7 @@ class SqlSource(BaseSource):
     ) -> list[Row]:
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
-        query = self._chosen(table, selection)
+        query = self._select(table, selection)
         # SQLite may keep rows without a name, which nothing sorts after.
         query = query.where(*(each.is_not(None) for each in key))
         if after:
@@ -468,7 +468,7 @@ class SqlSource(BaseSource):
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
         page: list[Row] = []
         size = 0
-        async with aclosing(_streamed(connection, query, _STATES_TOGETHER)) as rows:
+        async with aclosing(_stream_rows(connection, query, _STATES_TOGETHER)) as rows:
             async for row in rows:
                 page.append(row)
                 size += len(row["state"] or "")
@@ -489,7 +489,9 @@ class SqlSource(BaseSource):
                 wanted[header.key] = header
         current: SessionKey | None = None
         if wanted:
-            async with aclosing(_streamed(connection, self._events([*wanted]))) as rows:
+            async with aclosing(
+                _stream_rows(connection, self._events([*wanted]))
+            ) as rows:
                 async for row in rows:
                     owner = key_of(row, "session_id")
                     if owner != current:
@@ -512,7 +514,7 @@ class SqlSource(BaseSource):
         return events.c.id
 
 
-async def _streamed(
+async def _stream_rows(
     connection: Any, query: Any, together: int = _ROWS_TOGETHER
 ) -> AsyncGenerator[Row]:
     """Yield the rows of a query, with only so many in memory at once."""

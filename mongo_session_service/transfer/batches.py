@@ -218,7 +218,7 @@ class BatchEncoder:
         return batch
 
     @contextmanager
-    def _refusing(self, where: str) -> Iterator[None]:
+    def _reporting_problems(self, where: str) -> Iterator[None]:
         """Add what is refused in the block to the batch's problems."""
         try:
             yield
@@ -229,7 +229,7 @@ class BatchEncoder:
     def _begin_session(self, header: SessionHeader) -> Iterable[Batch]:
         self._ids.clear()
         where = session_text(header.key)
-        with self._refusing(where):
+        with self._reporting_problems(where):
             key = session_key(*header.key)
             if key in self._batch.sessions:
                 # Once the first is stored, the second is compared with it.
@@ -281,7 +281,9 @@ class BatchEncoder:
         if current is None:
             return  # its session was refused, or has expired
         append = None
-        with self._refusing(f"event {event.id!r} of {session_text(current.key)}"):
+        with self._reporting_problems(
+            f"event {event.id!r} of {session_text(current.key)}"
+        ):
             if event.id in self._ids:
                 message = "the session already has an event with this id"
                 raise InvalidInputError(message)
@@ -302,7 +304,7 @@ class BatchEncoder:
         current.size += append.size
 
     def _add_state(self, shared: SharedState) -> None:
-        with self._refusing(str(shared)):
+        with self._reporting_problems(str(shared)):
             check_id("app_name", shared.app_name)
             if shared.user_id is not None:
                 check_id("user_id", shared.user_id)

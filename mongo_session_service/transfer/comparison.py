@@ -17,7 +17,7 @@ from mongo_session_service.model.metadata import (
     DETAILS,
     NO_DETAILS,
     display_name,
-    titled,
+    with_title,
 )
 from mongo_session_service.model.records import (
     Append,
@@ -259,7 +259,7 @@ def _differing_parts(
     if display_name(here["state"]) or display_name(there["state"]):
         # A title may be stored as the display name; it is compared as one.
         for each in (here, there):
-            each["state"] = titled(each["state"], "-")
+            each["state"] = with_title(each["state"], "-")
     recorded = {"create_time": header.create_time, INITIAL: incoming.initial}
     unknown = {name for name, value in recorded.items() if value is None}
     if incoming.details is None:

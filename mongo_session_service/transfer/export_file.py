@@ -58,7 +58,7 @@ from mongo_session_service.codec.documents import (
     LOG_BEGINS,
     encode_event_fields,
 )
-from mongo_session_service.codec.extended_json import tagged, untagged
+from mongo_session_service.codec.extended_json import with_type_tags, without_type_tags
 from mongo_session_service.errors import (
     DocumentTooLargeError,
     InvalidInputError,
@@ -86,9 +86,9 @@ from mongo_session_service.transfer.sources import (
     SharedState,
     Source,
     StoreSource,
-    in_thread,
     iterate_in_threads,
-    validated,
+    run_in_thread,
+    validated_event,
 )
 
 STREAM: Final = "-"
@@ -169,7 +169,7 @@ def encode_item(item: SharedState | SessionHeader | Event) -> str:
     """Encode an item as a line, without the line end."""
     if isinstance(item, Event):
         return json_text({"event": decode_value(encode_event_fields(item))})
-    state = _sorted(item.state)
+    state = _with_sorted_keys(item.state)
     if isinstance(item, SessionHeader):
         times = {"create_time": item.create_time, "update_time": item.update_time}
         known = item.details.to_json() if item.details else {}
@@ -178,7 +178,7 @@ def encode_item(item: SharedState | SessionHeader | Event) -> str:
         if item.forked_from:
             known[FORKED_FROM] = [*item.forked_from]
         if item.initial is not None:
-            known[INITIAL] = _sorted(item.initial)
+            known[INITIAL] = _with_sorted_keys(item.initial)
         return json_text({"session": {**item.key.id, **times, **known, "state": state}})
     if item.user_id is None:
         return json_text({"app_state": {"app_name": item.app_name, "state": state}})
@@ -186,7 +186,7 @@ def encode_item(item: SharedState | SessionHeader | Event) -> str:
     return json_text({"user_state": {**owner, "state": state}})
 
 
-def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:
+def _with_sorted_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: json_form(state[key]) for key in sorted(state)}
 
 
@@ -206,7 +206,7 @@ def json_text(value: Mapping[str, Any]) -> str:
 
 
 def _tagged_text(value: Any) -> str:
-    return json.dumps(tagged(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(with_type_tags(value), ensure_ascii=False, allow_nan=False)
 
 
 def parse_line(line: bytes) -> tuple[str, Any]:
@@ -214,7 +214,7 @@ def parse_line(line: bytes) -> tuple[str, Any]:
     try:
         value = _DECODER.decode(line.decode())
         if b'"%' in line:
-            value = untagged(value)
+            value = without_type_tags(value)
     except (ValueError, TypeError, RecursionError):
         raise MalformedError("it is not valid JSON") from None
     if not isinstance(value, dict) or len(value) != 1:
@@ -222,11 +222,11 @@ def parse_line(line: bytes) -> tuple[str, Any]:
     return next(iter(value.items()))
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 """Created once: json.loads would create one for each line."""
 
 
@@ -257,7 +257,7 @@ def decode_item(kind: str, value: Any) -> Item:
     try:
         match kind:
             case "event":
-                return validated(value)
+                return validated_event(value)
             case "session":
                 return _SessionLine.model_validate(value).header()
             case "user_state":
@@ -307,7 +307,7 @@ class JsonLinesSource(BaseSource):
             try:
                 # A named pipe blocks until somebody writes to it.
                 path = Path(self._path)
-                self._plain = await in_thread(lambda: path.open("rb"))
+                self._plain = await run_in_thread(lambda: path.open("rb"))
             except OSError as error:
                 message = f"{self.name!r} cannot be read: {error.strerror}."
                 raise SourceError(message) from None
@@ -454,7 +454,7 @@ async def export(
         file.write(HEADER.encode() + b"\n")
         async with aclosing(source.read(selection)) as items:
             async for item in items:
-                line = _line(item)
+                line = _encode_line(item)
                 if isinstance(line, Problem):
                     if on_problem is None:
                         message = f"Cannot be exported: {line}. Nothing was written."
@@ -474,7 +474,7 @@ async def export(
     return exported
 
 
-def _line(item: Item) -> bytes | Problem:
+def _encode_line(item: Item) -> bytes | Problem:
     if isinstance(item, Problem):
         return item
     try:
@@ -499,8 +499,8 @@ def _opened_output(path: str) -> Iterator[BinaryIO]:
         if place.exists() and not place.is_file():  # as /dev/stdout, in a pipeline
             written: AbstractContextManager[BinaryIO] = place.open("wb")
         else:  # the file that a link points to, not the link
-            written = _replacing(Path(os.path.realpath(place)))
-        with written as plain, _packed(plain, path) as file:
+            written = _replacement_file(Path(os.path.realpath(place)))
+        with written as plain, _compressed_output(plain, path) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -511,7 +511,7 @@ def _opened_output(path: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _replacing(place: Path) -> Iterator[BinaryIO]:
+def _replacement_file(place: Path) -> Iterator[BinaryIO]:
     """Open a new private file, which at the end takes another one's place and mode."""
     handle, partial = mkstemp(prefix=".export-", suffix=".partial", dir=place.parent)
     try:
@@ -528,7 +528,7 @@ def _replacing(place: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _packed(plain: BinaryIO, path: str) -> Iterator[BinaryIO]:
+def _compressed_output(plain: BinaryIO, path: str) -> Iterator[BinaryIO]:
     """Compress the file if its name ends with .gz."""
     if not path.endswith(".gz"):
         yield plain

@@ -14,7 +14,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 
 from mongo_session_service.errors import ConflictError, TransferError
-from mongo_session_service.model.metadata import titled
+from mongo_session_service.model.metadata import with_title
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer.sources import (
@@ -115,7 +115,7 @@ class _Replay:
 
     async def _create(self, header: SessionHeader) -> Session:
         title = header.details.title if header.details else None
-        state = titled(dict(header.state), title)
+        state = with_title(dict(header.state), title)
         ours = self.service
         if isinstance(ours, MongoSessionService):  # no default_ttl for what is moved
             return await ours.create_session(**header.key.id, state=state, ttl=math.inf)

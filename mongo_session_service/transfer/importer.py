@@ -239,7 +239,7 @@ class _Importer:
         if getattr(self.policies, policy) == "fail" and not self.policies.is_dry_run:
             raise kind(
                 f"Cannot be moved: {problem}. What was moved before is kept. To"
-                f" continue without it: {_choice(policy, 'skip')}."
+                f" continue without it: {_option_text(policy, 'skip')}."
             )
         self.on_problem(problem)
 
@@ -252,7 +252,7 @@ class _Importer:
         for planned in plans:
             if planned.comparison is ComparisonResult.CONFLICT:
                 replacing = "; to replace it, 'replace' instead" * planned.may_replace
-                choice = _choice("on_conflict", "skip")
+                choice = _option_text("on_conflict", "skip")
                 raise ConflictError(
                     f"The target holds something else: {planned.conflict}. It was left"
                     f" as it is. To continue without it: {choice}{replacing}."
@@ -313,7 +313,7 @@ async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
         await batches.aclose()
 
 
-def _choice(policy: str, value: str) -> str:
+def _option_text(policy: str, value: str) -> str:
     """Describe how to choose a policy, in Python and in a terminal."""
     option = f"--{policy.replace('_', '-')} {value}"
     return f"Policies({policy}={value!r}) in Python, {option} in a terminal"

@@ -229,7 +229,7 @@ class BaseSource(Source):
         """Open the resource, and note how to close it; by default there is none."""
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
+async def run_in_thread(work: Callable[[], Result]) -> Result:
     """Run a blocking function in a daemon thread, which is abandoned on cancellation.
 
     It may block for ever on a silent pipe, and an interrupted program would wait for
@@ -268,12 +268,12 @@ async def iterate_in_threads(elements: Iterable[Element]) -> AsyncGenerator[Elem
                 break
         return some
 
-    while some := await in_thread(read_chunk):
+    while some := await run_in_thread(read_chunk):
         while some:
             yield some.pop(0)
 
 
-def validated(fields: dict[str, Any]) -> Event:
+def validated_event(fields: dict[str, Any]) -> Event:
     """The event that has these fields."""
     try:
         return build_event(fields)
@@ -309,7 +309,7 @@ class StoreSource(BaseSource):
     async def count_events(self, selection: Selection) -> int:
         length = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
         total = {"$group": {"_id": None, "events": {"$sum": length}}}
-        wanted = _chosen(self.storage, selection)
+        wanted = _selected_sessions_filter(self.storage, selection)
         (found,) = await self.storage.read(Query("sessions", wanted, then=(total,)))
         return found[0]["events"] if found else 0
 
@@ -317,7 +317,7 @@ class StoreSource(BaseSource):
         """Shared state, then sessions, each with its events; sorted by id."""
         async for document, app, user in shared_states(self.storage, selection):
             yield self._shared(document, app, user)
-        where = _chosen(self.storage, selection)
+        where = _selected_sessions_filter(self.storage, selection)
         sessions = Query("sessions", where, order=1, limit=_SESSIONS_AT_ONCE)
         async for page in self.storage.scan(sessions):
             keys = [_key(document) for document in page.documents]
@@ -363,7 +363,7 @@ class StoreSource(BaseSource):
         storage = self.storage
         if storage.hooks.after_load is not None:
             return
-        chosen = _chosen(storage, selection)
+        chosen = _selected_sessions_filter(storage, selection)
         sealed = Query(
             "events",
             {**selection.matching("_id."), "hooked": {"$exists": True}},
@@ -397,7 +397,11 @@ class StoreSource(BaseSource):
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
         """The keys of all selected sessions."""
-        chosen = Query("sessions", _chosen(self.storage, selection), fields=("_id",))
+        chosen = Query(
+            "sessions",
+            _selected_sessions_filter(self.storage, selection),
+            fields=("_id",),
+        )
         async for each in scan_documents(self.storage, chosen):
             yield _key(each)
 
@@ -441,7 +445,7 @@ def _key(document: Document) -> SessionKey | Problem:
         return Problem(f"session document {id_!r}", ALTERED)
 
 
-def _chosen(storage: Storage, selection: Selection) -> Document:
+def _selected_sessions_filter(storage: Storage, selection: Selection) -> Document:
     where = queries.visible_filter(storage.clock.now())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}

@@ -27,20 +27,22 @@ def with_reason(event: Event, reason: str | None) -> Event:
     return event.model_copy(update={"custom_metadata": metadata})
 
 
-def close_stopped(events: Sequence[Event], root_agent_name: str) -> list[Event]:
+def closing_events_of_stopped(
+    events: Sequence[Event], root_agent_name: str
+) -> list[Event]:
     """Close the invocations that a stop has cut off, unless ADK has done it.
 
     The root agent is the author of the event that closes what left no call open.
     """
     closing: list[Event] = []
-    for invocation_id, own in _by_invocation(events).items():
+    for invocation_id, own in _group_by_invocation(events).items():
         if any(each.error_code == ABORTED for each in own):
             continue
         last = own[-1]
         is_reply = last.author != "user" and last.is_final_response()
         if is_reply and last.isolation_scope:
             continue  # a task agent that waits for its user
-        answers = _answers(own, _STOPPED, closes_waiting=True)
+        answers = _error_responses(own, _STOPPED, closes_waiting=True)
         plain = Event(
             invocation_id=invocation_id,
             author=root_agent_name,
@@ -51,23 +53,25 @@ def close_stopped(events: Sequence[Event], root_agent_name: str) -> list[Event]:
     return closing
 
 
-def close_abandoned(events: Sequence[Event]) -> list[Event]:
+def closing_events_of_abandoned(events: Sequence[Event]) -> list[Event]:
     """Close the calls that an abandoned turn has left open; not those for people."""
     return [
         event
-        for own in _by_invocation(events).values()
-        for event in _answers(own, _ABANDONED, closes_waiting=False)
+        for own in _group_by_invocation(events).values()
+        for event in _error_responses(own, _ABANDONED, closes_waiting=False)
     ]
 
 
-def _by_invocation(events: Iterable[Event]) -> dict[str, list[Event]]:
+def _group_by_invocation(events: Iterable[Event]) -> dict[str, list[Event]]:
     found: dict[str, list[Event]] = {}
     for event in events:
         found.setdefault(event.invocation_id, []).append(event)
     return found
 
 
-def _answers(events: list[Event], message: str, *, closes_waiting: bool) -> list[Event]:
+def _error_responses(
+    events: list[Event], message: str, *, closes_waiting: bool
+) -> list[Event]:
     """Answer the open calls of one invocation with an error, as their agents would."""
     answered = {each.id for event in events for each in event.get_function_responses()}
     closing: dict[tuple[str, str | None, str | None], Event] = {}
@@ -95,7 +99,7 @@ def _answers(events: list[Event], message: str, *, closes_waiting: bool) -> list
     return list(closing.values())
 
 
-def interrupted(pieces: Iterable[Event], log: Iterable[Event]) -> list[Event]:
+def interrupted_answers(pieces: Iterable[Event], log: Iterable[Event]) -> list[Event]:
     """Make whole events of answers that a stop has interrupted; drop thoughts.
 
     A piece has all there is so far of one text. Those in the log are left out.

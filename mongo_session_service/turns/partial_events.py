@@ -88,10 +88,9 @@ def _text(event: Event) -> str:
 
 
 class EventInbox:
-    """Events of a running turn that wait for one reader, in order.
+    """The queue of a running turn's events for one reader, in order.
 
-    The pieces of a text that wait are one piece. Those of an event that is whole by
-    then are left out.
+    Pieces of one text are joined in it, and removed once their whole event is added.
     """
 
     def __init__(self) -> None:
@@ -105,7 +104,7 @@ class EventInbox:
             yield each if isinstance(each, Event) else each.joined()
 
     def copy(self) -> EventInbox:
-        """Return the inbox of a reader that comes now, for whom the same waits."""
+        """Return an inbox with the same events, for another reader."""
         copied = EventInbox()
         for event in self:
             copied.add_event(event)
@@ -154,7 +153,7 @@ class PartialQueue:
         self._noted += [*self._waiting.drain(), turn]
 
     def encode_all(self, hooks: Hooks, room: int) -> Iterator[RawBSONDocument]:
-        """Take what waits off the queue, encoded, in order, up to so many bytes."""
+        """Remove the queued documents and yield them encoded, up to ``room`` bytes."""
         waiting, self._noted = [*self._noted, *self._waiting.drain()], []
         for each in waiting:
             if isinstance(each, TurnInfo):
@@ -196,7 +195,7 @@ class PartialQueue:
 
 
 class PartialWriter:
-    """Writes the queues of one event loop, all at once, a few times in a second."""
+    """Writes the queues of one event loop together, a few times in a second."""
 
     def __init__(self) -> None:
         self._queues: dict[PartialQueue, None] = {}
@@ -206,7 +205,7 @@ class PartialWriter:
         self._task: asyncio.Task[None] | None = None
 
     def write_soon(self, queue: PartialQueue, backends: Backends) -> None:
-        """Write what waits in a queue: at once, or when the last write is over."""
+        """Write a queue's documents: at once, or when the last write is over."""
         # The backends have this as a part, and would never go if it kept them.
         self._queues[queue] = None
         if self._task is None or self._task.done():
@@ -215,7 +214,7 @@ class PartialWriter:
             )
 
     async def finish(self, limit: float) -> None:
-        """Write what is left; what takes longer than these seconds is lost."""
+        """Write what is left, for ``limit`` seconds at most; the rest is lost."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=limit)
             self._task.cancel()

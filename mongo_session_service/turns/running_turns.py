@@ -31,9 +31,9 @@ from mongo_session_service.storage.tasks import (
 )
 from mongo_session_service.telemetry import TurnSpan
 from mongo_session_service.turns.closing_events import (
-    close_abandoned,
-    close_stopped,
-    interrupted,
+    closing_events_of_abandoned,
+    closing_events_of_stopped,
+    interrupted_answers,
 )
 from mongo_session_service.turns.partial_events import (
     EventInbox,
@@ -111,7 +111,7 @@ class RunningTurn:
         self._aborts = asyncio.Event()
         """ADK's signal."""
         self._so_far = EventInbox()
-        """What a reader receives that comes now."""
+        """The events so far, which a new reader receives first."""
         self._inboxes: dict[EventInbox, asyncio.Event] = {}
         self._task: asyncio.Task[None]
 
@@ -129,11 +129,11 @@ class RunningTurn:
         return self._task.done()
 
     async def begin(self, writer: PartialWriter) -> None:
-        """Start the task, whose partials a writer gets; return when it has the turn."""
+        """Start the task; return once it holds the turn."""
         self._writer = writer
         # In a copy of the caller's context: spans of the turn are below the caller's.
         self._task = task = asyncio.create_task(self._hold_turn())
-        task.add_done_callback(_ignore_failure)  # whoever asks receives it
+        task.add_done_callback(_ignore_failure)  # result() raises it
         try:
             await _wait_for_either(task, self._has_begun)
         except asyncio.CancelledError:
@@ -268,7 +268,7 @@ class RunningTurn:
                     await self._wanted.acquire()
 
     def _publish(self, event: Event) -> None:
-        """Hand an event to all readers, and keep it for those that come later."""
+        """Put an event into the inboxes of all readers, and keep it for later ones."""
         if is_text(event) or not event.partial:
             self._so_far.add_event(event)
         if event.partial and self._partials is not None and self.turn.is_held:
@@ -316,12 +316,12 @@ class RunningTurn:
         with suppress(MongoSessionServiceError):  # the next turn closes it
             log = await turn.load_own_events()
             if is_stopped:
-                closing = close_stopped(log, self._runner.agent.name)
+                closing = closing_events_of_stopped(log, self._runner.agent.name)
                 if self._keeps_partial_answer:
                     texts = [each for each in self._so_far if is_text(each)]
-                    closing += interrupted(texts, log)
+                    closing += interrupted_answers(texts, log)
             else:
-                closing = close_abandoned(log)
+                closing = closing_events_of_abandoned(log)
             for event in closing:
                 await turn.append_event(event)
                 self._publish(event)

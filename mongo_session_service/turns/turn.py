@@ -52,7 +52,10 @@ from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import waiting_line
-from mongo_session_service.turns.closing_events import close_abandoned, with_reason
+from mongo_session_service.turns.closing_events import (
+    closing_events_of_abandoned,
+    with_reason,
+)
 from mongo_session_service.turns.partial_events import announce_abandoned_turn
 from mongo_session_service.turns.waiting_line import Ticket, WaitingLine
 
@@ -94,14 +97,14 @@ class Turns:
                     raise turn_stopped_error(key.session_id)
         return None
 
-    def announce_release(self) -> None:
-        """Wake all who wait in this process, to look for free turns."""
+    def wake_waiters(self) -> None:
+        """Have the waiting lines of all event loops check for free turns."""
         for loop, line in self.backends.parts(WaitingLine).items():
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(line.look)
+                loop.call_soon_threadsafe(line.check_turns)
 
     def fail_waiters(self) -> None:
-        """Have all who wait for turns fail: the service is closed."""
+        """Fail all callers that wait for a turn: the service is closed."""
         for loop, line in self.backends.parts(WaitingLine).items():
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(line.fail_all)
@@ -149,7 +152,7 @@ class Turn:
     def set_status(
         self, status: TurnPhase, reason: str | None = None, error: str | None = None
     ) -> None:
-        """Set how it stands, and why; the reason stays if none is given."""
+        """Set the status and its reason; without a reason, the earlier one stays."""
         info = self.info
         self.info = info._replace(
             status=status, reason=reason or info.reason, error_type=error
@@ -229,7 +232,7 @@ class Turn:
             count(ABANDONED_TURNS, self.turns.database_name)
             own = self._own_events(stored)
             self.abandoned_invocation = own[-1].invocation_id if own else None
-            if closing := close_abandoned(own):
+            if closing := closing_events_of_abandoned(own):
                 for event in closing:
                     await self.append_event(event)
                 stored = await self._load(backend)
@@ -292,7 +295,7 @@ class Turn:
             ticket = await self._draw_ticket()
         with line.join(ticket) as waiter:
             while not self._lease.epoch:
-                await waiter.until_called()
+                await waiter.wait_until_called()
                 await self._acquire(ticket)
 
     async def _draw_ticket(self) -> Ticket:
@@ -309,7 +312,7 @@ class Turn:
             self._ticket = None
 
     async def _busy_error(self) -> TimeoutError:
-        """Return the error that names who has the turn."""
+        """Return the error that names the holder of the turn."""
         storage = self._lease.storage
         where = waiting_line.stored_session_filter(storage, self.key)
         session = await storage.find_one(Query("sessions", where, fields=("turn",)))
@@ -338,7 +341,7 @@ class Turn:
             what = "turn was not released" if self._lease.epoch else "ticket is left"
             logger.warning("A %s, and expires by itself. %s", what, error)
         finally:
-            self.turns.announce_release()
+            self.turns.wake_waiters()
 
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.

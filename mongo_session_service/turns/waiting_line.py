@@ -67,7 +67,7 @@ class TurnStatus(NamedTuple):
 
 
 async def draw_ticket(storage: Storage, key: SessionKey) -> Ticket:
-    """Draw a ticket; from now on only who has one acquires the turn."""
+    """Draw a ticket; from now on the turn is acquired in the order of tickets."""
     draw = {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}}
     session = await storage.find_and_update(
         Update("sessions", stored_session_filter(storage, key), draw),
@@ -125,7 +125,7 @@ async def first_tickets(
 
 
 async def end_line(storage: Storage, last: Ticket) -> None:
-    """Note that nobody waits any more, unless somebody came after the last ticket."""
+    """Mark the line as empty, unless a ticket was drawn after the last one."""
     silent = {**_waiters_filter(last.key), **_silent_filter(storage)}
     await storage.commit(Delete("leases", silent, many=True))
     own = {"_id": last.key.id, "turn.ticket": last.number}
@@ -158,7 +158,7 @@ class Waiter:
         self._is_called = asyncio.Event()
         self._error: Exception | None = None
 
-    async def until_called(self) -> None:
+    async def wait_until_called(self) -> None:
         """Wait until the turn is free for this caller; raise what has failed it."""
         await self._is_called.wait()
         self._is_called.clear()
@@ -166,19 +166,19 @@ class Waiter:
             raise self._error
 
     def wake(self, error: Exception | None = None) -> None:
-        """Have this caller try to acquire the turn, or fail."""
+        """Wake the caller, to try to acquire the turn or to raise the error."""
         self._error = error
         self._is_called.set()
 
 
 class WaitingLine:
-    """The callers in one event loop who wait."""
+    """The callers in one event loop that wait for turns."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._lines: dict[SessionKey, set[Waiter]] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._look = asyncio.Event()
+        self._checking: asyncio.Task[None] | None = None
+        self._has_to_check = asyncio.Event()
         self.acquiring = asyncio.Semaphore(_AT_ONCE)
         """Held while a turn is acquired. The answer to more at once may come late: each
         that has a turn works in this event loop, before those are read that follow."""
@@ -202,9 +202,11 @@ class WaitingLine:
         waiter = Waiter(ticket)
         line = self._lines.setdefault(ticket.key, set())
         line.add(waiter)
-        if self._looking is None:
-            self._looking = keep_running("The look for free turns", self._keep_looking)
-        self.look()  # the turn may have been released before
+        if self._checking is None:
+            self._checking = keep_running(
+                "The check for free turns", self._keep_checking
+            )
+        self.check_turns()  # the turn may have been released before
         try:
             yield waiter
         finally:
@@ -212,15 +214,15 @@ class WaitingLine:
             if not line:
                 del self._lines[ticket.key]
             if not self._lines:
-                self._looking = None
-                self.look()
+                self._checking = None
+                self.check_turns()
 
-    def look(self) -> None:
-        """Look now: a turn was released in this process."""
-        self._look.set()
+    def check_turns(self) -> None:
+        """Check the turns now: one was released in this process."""
+        self._has_to_check.set()
 
     def fail_all(self) -> None:
-        """Let nobody wait any longer: the service was closed."""
+        """Fail all waiters: the service was closed."""
         self._fail(MongoSessionServiceError("The service was closed meanwhile."))
 
     def _fail(self, error: Exception) -> None:
@@ -230,12 +232,12 @@ class WaitingLine:
     def _all_waiters(self) -> list[Waiter]:
         return [each for line in self._lines.values() for each in line]
 
-    async def _keep_looking(self) -> None:
+    async def _keep_checking(self) -> None:
         task = asyncio.current_task()
         clock = asyncio.get_running_loop().time
         renewed_at = clock()
-        while self._looking is task:
-            self._look.clear()
+        while self._checking is task:
+            self._has_to_check.clear()
             try:
                 if clock() >= renewed_at + _RENEW_EVERY:
                     renewed_at = clock()
@@ -248,10 +250,10 @@ class WaitingLine:
                 self._fail(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._storage.limits.turn_poll_seconds):
-                    await self._look.wait()
+                    await self._has_to_check.wait()
 
     async def _call_first(self) -> None:
-        """Call whoever is first in line for a turn that is free."""
+        """Wake the waiter with the first ticket of each free turn."""
         waiters = self._all_waiters()
         turns = await load_turn_states(self._storage, list(self._lines))
         free = [key for key, turn in turns.items() if turn.is_free]

@@ -78,7 +78,7 @@ async def test_waiters_outlive_their_task(
         waiter = asyncio.create_task(wait(), context=Context())
         await until(lambda: caplog.records)
     assert await waiter == IDS["session_id"]
-    assert_logged(caplog, "The look for free turns")
+    assert_logged(caplog, "The check for free turns")
 
 
 @pytest.mark.limits(lease_seconds=1.0, lease_renewal_seconds=0.1)

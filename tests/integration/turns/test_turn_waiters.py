@@ -221,7 +221,7 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
             line_here.fail_all()
             for each in waiters:
                 with pytest.raises(MongoSessionServiceError, match="closed"):
-                    await each.until_called()
+                    await each.wait_until_called()
     assert not caplog.records
 
 

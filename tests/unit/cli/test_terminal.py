@@ -19,7 +19,7 @@ from mongo_session_service import Change
 from mongo_session_service.cli.inspect_commands import (
     change_text,
     duration_text,
-    moment,
+    time_text,
 )
 from mongo_session_service.cli.terminal import printable, styled, table
 from mongo_session_service.model.wording import json_line
@@ -243,4 +243,4 @@ def test_ids_are_whole_where_there_is_room(environment: dict[str, str]) -> None:
 )
 def test_a_time_that_no_calendar_has_is_shown(seconds: float, shown: str) -> None:
     """Any client may store one; it neither ends a command nor hides a change."""
-    assert moment(seconds) == shown
+    assert time_text(seconds) == shown

@@ -10,7 +10,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.turns.closing_events import close_stopped
+from mongo_session_service.turns.closing_events import closing_events_of_stopped
 
 NEW = {"id", "timestamp"}
 """Fields that each closing event has of its own."""
@@ -50,7 +50,7 @@ def test_a_stop_closes_as_adk_does(log: list[Event]) -> None:
     theirs = build["_build_abort_events"](
         log, invocation_id="i", root_agent_name="root", branch=None
     )
-    assert bare(close_stopped(log, "root")) == bare(theirs)
+    assert bare(closing_events_of_stopped(log, "root")) == bare(theirs)
 
 
 def test_calls_that_adk_has_closed_are_not_closed_again() -> None:
@@ -63,6 +63,6 @@ def test_calls_that_adk_has_closed_are_not_closed_again() -> None:
             content=types.Content(role="model", parts=[call]),
         )
     ]
-    closing = close_stopped(log, "root")
+    closing = closing_events_of_stopped(log, "root")
     assert len(closing) == 1
-    assert close_stopped([*log, *closing], "root") == []
+    assert closing_events_of_stopped([*log, *closing], "root") == []
