@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import playwright
 import pytest
-from pymongo import AsyncMongoClient
 
 from mongo_session_service.admin.privileges import (
     FEATURES,
@@ -19,8 +19,8 @@ from mongo_session_service.admin.privileges import (
     script,
 )
 from mongo_session_service.cli.server_commands import grants
-from mongo_session_service.storage.kernel import Storage
 
+PACKAGE = Path(__file__).parents[3] / "mongo_session_service"
 FIND = Privilege("find", "db", "events")
 NODE = Path(playwright.__file__).parent / "driver" / "node"
 RECORDER = """
@@ -58,14 +58,10 @@ def test_a_privilege_is_held_on_more_than_its_collection(
 
 
 def test_every_collection_of_the_service_is_granted() -> None:
-    """No collection of a connection is left out of the role."""
-    client: AsyncMongoClient[Any] = AsyncMongoClient(connect=False)
-    connection = Storage(client, database="db", prefix="p_", transactions=True)
-    own = {
-        value.name
-        for value in vars(connection).values()
-        if type(value).__name__ == "AsyncCollection"
-    }
+    """No collection that the package reads or writes is left out of the role."""
+    named = re.compile(r'\b(?:Query|Insert|Update|Delete|lease)\(\s*"(\w+)"')
+    sources = [each.read_text() for each in PACKAGE.rglob("*.py")]
+    own = {f"p_{name}" for each in sources for name in named.findall(each)}
 
     granted = {each.collection for each in needs(FEATURES, "db", "p_")}
 
