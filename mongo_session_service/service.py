@@ -93,7 +93,7 @@ from mongo_session_service.storage.failures import (
 )
 from mongo_session_service.storage.lease import LeaseRenewer
 from mongo_session_service.storage.tasks import (
-    SwallowedCancellation,
+    ReraisedCancellation,
     in_slices,
     running_loop,
     uninterrupted,
@@ -522,7 +522,7 @@ class MongoSessionService(BaseSessionService):
         if turn is not None:
             stored = with_reason(stored, turn.info.reason)
         fence = None if turn is None else turn.fence
-        with SwallowedCancellation():  # it is raised once the event is shown
+        with ReraisedCancellation():  # it is raised once the event is shown
             appended = await backend.appender.append(
                 key, session, stored, fence, started, is_rebasing=is_rebasing
             )

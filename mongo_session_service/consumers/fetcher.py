@@ -21,7 +21,7 @@ from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.snapshots import NO_TIME
-from mongo_session_service.storage.statements import ForgottenError, Query
+from mongo_session_service.storage.statements import Query, SnapshotTooOldError
 from mongo_session_service.storage.stream import Stream
 from mongo_session_service.storage.tasks import Pace
 
@@ -164,7 +164,7 @@ class Fetcher:
         if not self._page:
             try:
                 page = await self._read_page()
-            except ForgottenError:
+            except SnapshotTooOldError:
                 await self._begin_to_catch_up()
                 return None
             if not page:

@@ -29,7 +29,7 @@ from mongo_session_service.embedded.mongod import (
     find_mongod,
     ports_of,
 )
-from mongo_session_service.storage.server import initiate
+from mongo_session_service.storage.server import initiate_replica_set
 
 __all__ = ["EmbeddedReplicaSet", "EmbeddedServerError"]
 
@@ -175,7 +175,7 @@ class EmbeddedReplicaSet:
         """Wait until there is a primary, and the others follow it."""
         hosts = [f"{HOST}:{port}" for port in self._ports]
         deadline = time.monotonic() + START_LIMIT
-        for _ in initiate(SET_NAME, hosts, _ELECTIONS):
+        for _ in initiate_replica_set(SET_NAME, hosts, _ELECTIONS):
             for mongod in self._mongods:
                 mongod.check()
             if time.monotonic() > deadline:

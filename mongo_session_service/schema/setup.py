@@ -44,7 +44,7 @@ class SetupResult(NamedTuple):
 
 async def check(storage: Storage) -> None:
     """Refuse a server that cannot be used, and data of a newer release."""
-    await server.shake_hands(storage)
+    await server.check_deployment(storage)
     refuse_newer(await recorded_version(storage))
 
 
@@ -59,7 +59,7 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     attempts = _CreationAttempts(storage)
     # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
     # cancelled can wait for ever.
-    await server.shake_hands(storage)
+    await server.check_deployment(storage)
     version, collections, indexes = await asyncio.gather(
         recorded_version(storage),
         _missing_collections(attempts),

@@ -38,7 +38,7 @@ from mongo_session_service.sessions.batch import BatchStore, is_one_document
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import LockedError, RefusedError
-from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
+from mongo_session_service.storage.tasks import ReraisedCancellation, backoff
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
@@ -253,7 +253,7 @@ class Writer:
         await self.buffer.await_room()
         for left in reversed(range(PLACE_ATTEMPTS)):
             try:
-                with SwallowedCancellation():
+                with ReraisedCancellation():
                     await self.write(new, new.expected, started=started)
             except AlreadyExistsError:
                 is_free = await remove_expired(self._connection, new.key)

@@ -92,10 +92,10 @@ class ServerClock:
         return self._ahead + boot_time()
 
 
-class Contact:
-    """Since when one primary has answered an event loop without a break.
+class PrimaryContact:
+    """Since when the same primary has replied to an event loop without a gap.
 
-    Who asks nothing for a while does not know whether there was one.
+    A long time without a request counts as a gap.
     """
 
     def __init__(self, known_primary: Callable[[], object]) -> None:
@@ -162,7 +162,7 @@ class Database:
         self.clock = clock or ServerClock()
         self.hooks = hooks
         self.driver = Driver.detect(client)
-        self.contact = Contact(self.known_primary)
+        self.contact = PrimaryContact(self.known_primary)
         self.prefix = prefix
         self.has_transactions = transactions
         self.has_event_index = True

@@ -32,7 +32,7 @@ from mongo_session_service import errors
 from mongo_session_service.errors import NotAuthorizedError, StorageError
 from mongo_session_service.storage.clients import topology_of
 from mongo_session_service.storage.statements import DuplicateError
-from mongo_session_service.storage.tasks import SwallowedCancellation, backoff
+from mongo_session_service.storage.tasks import ReraisedCancellation, backoff
 
 Result = TypeVar("Result")
 
@@ -96,7 +96,7 @@ _LOGIN_LOST: Final = (
 _REFUSED_COMMAND: Final = re.compile(
     r'not authorized on (\S+) to execute command \{ (\w+): (?:"([^"]*)")?'
 )
-"""Database, command and collection, of all that a server says of a refusal."""
+"""Of a refusal's text, the database, the command and the collection."""
 
 DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
@@ -191,11 +191,14 @@ class LoginLostError(PyMongoError):
 
 
 class Effect(Enum):
-    """How far a failure leaves the outcome of what is repeated unknown."""
+    """What work may have done when it has failed without a reply."""
 
-    READ = auto()
-    WRITE = auto()
-    TRANSACTION = auto()
+    HARMLESS = auto()
+    """Nothing, or what has the same result when it is done twice."""
+    UNKNOWN = auto()
+    """It may have written, and nothing shows whether it has."""
+    RECOGNISED = auto()
+    """It may have written, but its caller or a commit's retry finds out."""
 
 
 async def repeat(
@@ -203,23 +206,22 @@ async def repeat(
 ) -> Result:
     """Do something, again after a failure that passes; raise this package's errors.
 
-    The impatient, for whom a caller waits, is repeated three times, soon: what reads,
-    after any transient failure, and what writes if it is certain that nothing was done,
-    since a server has turned it away. The patient is repeated for ``RETRY_LIMIT``
-    seconds, after any transient failure, and so has to have the same result when it is
-    done twice.
+    Impatient work, for which a caller waits, is repeated three times, soon: harmless
+    work after any transient failure, other work only if a server has turned it away, so
+    that nothing was done. Patient work is repeated for ``RETRY_LIMIT`` seconds, after
+    any transient failure, and so has to have the same result when it is done twice.
     """
     waiting = pauses() if patient else iter(_REPEAT_PAUSES)
     while True:
         try:
-            with SwallowedCancellation():
+            with ReraisedCancellation():
                 return await work()
         except PyMongoError as error:
             failure = await renew_after_logout(client, error)
             pause = None
             if _may_repeat(failure, effect, patient=patient):
                 pause = next(waiting, None)
-                if pause is None and patient and effect is not Effect.WRITE:
+                if pause is None and patient and effect is not Effect.UNKNOWN:
                     raise gave_up_error(failure, client) from None
             if pause is None:
                 raise _final_error(failure, effect, client) from None
@@ -235,7 +237,7 @@ async def repeat(
 def _may_repeat(error: PyMongoError, effect: Effect, *, patient: bool) -> bool:
     if patient:
         return is_transient(error)
-    if effect is Effect.READ:
+    if effect is Effect.HARMLESS:
         # Where no server was found, the driver has waited already.
         return is_transient(error) and not isinstance(
             error, driver.ServerSelectionTimeoutError
@@ -248,7 +250,7 @@ def _final_error(
 ) -> errors.MongoSessionServiceError:
     if _is_duplicate_key(error):
         return DuplicateError()
-    if effect is Effect.WRITE and _may_be_done(error):
+    if effect is Effect.UNKNOWN and _may_be_done(error):
         return errors.UnknownOutcomeError(_UNKNOWN_OUTCOME)
     return translate_error(error, client)
 

@@ -1,6 +1,6 @@
 """Storage kernel: the verbs by which all other rooms read and write MongoDB.
 
-Whoever stands above says *what*, as data. The kernel decides *how*: in which client
+Callers specify *what*, as data. The kernel decides *how*: in which client
 session, on which shard, past which cancellation, within which time, with which client
 library, how often again, and which of this package's errors is raised. No other room
 imports PyMongo, catches its errors, or asks which client library there is.
@@ -82,7 +82,7 @@ failures, until they can no longer be followed::
 Foreground calls are impatient: what a server turns away is repeated three times, soon.
 Background work and paged reads pass ``patient=True``: they are repeated for a minute,
 after any failure that passes, and what they write must have the same result when it is
-written twice. Nobody else repeats anything.
+written twice. No other room repeats what a failure of the driver has ended.
 
 An attempt to write is finished even if the caller is cancelled; the cancellation is
 raised then. A read is given up, and nothing of it is left on the server.
@@ -114,7 +114,7 @@ from mongo_session_service.storage.failures import (
     reporting_partial_removal,
 )
 from mongo_session_service.storage.lease import Lease
-from mongo_session_service.storage.snapshots import Answer
+from mongo_session_service.storage.snapshots import QueryResults
 from mongo_session_service.storage.statements import (
     Delete,
     Insert,
@@ -129,16 +129,16 @@ from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.transactions import (
     ClientSessions,
     Transaction,
-    is_alone,
+    needs_no_transaction,
     run_committed,
-    write_alone,
-    write_apart,
+    write_single,
+    write_unordered,
 )
 
 Result = TypeVar("Result")
 
 _KEPT_CLIENT_SESSIONS: Final = 6
-"""As many as the writer has transactions at the same time."""
+"""Transactions of the writer at the same time: ``MAX_BATCHES`` and ``MAX_ALONE``."""
 
 _OPLOG_SECONDS: Final = 2.0
 
@@ -171,7 +171,7 @@ class Storage(Database):
         whole: bool = True,
         encoded: bool = False,
         patient: bool = False,
-    ) -> Answer:
+    ) -> QueryResults:
         """Read the documents that match queries: one list per query, of one time.
 
         That is ``as_of``, which may not be long past. By default it is neither before
@@ -188,7 +188,7 @@ class Storage(Database):
             whole=whole,
             encoded=encoded,
         )
-        return await repeat(self.client, answering, Effect.READ, patient=patient)
+        return await repeat(self.client, answering, Effect.HARMLESS, patient=patient)
 
     async def find_one(self, query: Query, *, patient: bool = False) -> Document | None:
         """Read the first document that matches a query; None if there is none."""
@@ -240,16 +240,16 @@ class Storage(Database):
         conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the last;
         without that, a statement by itself waits for the lock.
         """
-        if attempts is None and is_alone(statements):
+        if attempts is None and needs_no_transaction(statements):
             (statement,) = statements
             return [
-                await self._alone(
-                    lambda tx: write_alone(tx, statement), limit, patient=patient
+                await self._outside_transaction(
+                    lambda tx: write_single(tx, statement), limit, patient=patient
                 )
             ]
         if not atomic:
-            return await self._alone(
-                lambda tx: write_apart(tx, statements), limit, patient=patient
+            return await self._outside_transaction(
+                lambda tx: write_unordered(tx, statements), limit, patient=patient
             )
         return await self.run(
             lambda tx: tx.write(*statements),
@@ -275,7 +275,7 @@ class Storage(Database):
         ``write_timeout``. It runs in one of the client sessions that are ``kept``, if
         one is idle. For the rest see :meth:`commit`.
         """
-        effect = Effect.TRANSACTION if self.has_transactions else Effect.WRITE
+        effect = Effect.RECOGNISED if self.has_transactions else Effect.UNKNOWN
 
         def attempt() -> Awaitable[Result]:
             if not self.has_transactions:
@@ -301,7 +301,9 @@ class Storage(Database):
         async def write(tx: Transaction) -> Document | None:
             return await tx.find_and_update(update, fields=fields)
 
-        return await self._alone(write, None, patient=patient, shielded=shielded)
+        return await self._outside_transaction(
+            write, None, patient=patient, shielded=shielded
+        )
 
     async def remove(
         self,
@@ -376,7 +378,7 @@ class Storage(Database):
                 raise TooLateError(message) from None
 
         # What is copied twice is there once.
-        copying = repeat(self.client, run, Effect.READ, patient=False)
+        copying = repeat(self.client, run, Effect.HARMLESS, patient=False)
         await uninterrupted(copying)
 
     def lease(self, collection: str, id_: object, path: str = "") -> Lease:
@@ -411,7 +413,7 @@ class Storage(Database):
             reply: Document = await target.command(command)
             return reply
 
-        return await repeat(self.client, run, Effect.READ, patient=patient)
+        return await repeat(self.client, run, Effect.HARMLESS, patient=patient)
 
     async def ask_time(self) -> float:
         """Return the server's time, and set the service's clock by it."""
@@ -446,7 +448,7 @@ class Storage(Database):
         """The seconds of changes that the oplog holds; None if there is no oplog."""
         oplog = self.client["local"]["oplog.rs"]
         finding = partial(oplog.find_one, {}, {"ts": 1}, sort=[("$natural", 1)])
-        first = await repeat(self.client, finding, Effect.READ, patient=False)
+        first = await repeat(self.client, finding, Effect.HARMLESS, patient=False)
         if first is None:
             return None
         latest = await self.latest_time()
@@ -459,7 +461,7 @@ class Storage(Database):
                 return await self.oplog_window()
         return None
 
-    def _alone(
+    def _outside_transaction(
         self,
         write: Callable[[Transaction], Awaitable[Result]],
         limit: float | None,
@@ -480,4 +482,4 @@ class Storage(Database):
         def attempt() -> Awaitable[Result]:
             return uninterrupted(writing()) if shielded else writing()
 
-        return repeat(self.client, attempt, Effect.WRITE, patient=patient)
+        return repeat(self.client, attempt, Effect.UNKNOWN, patient=patient)

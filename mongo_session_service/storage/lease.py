@@ -47,7 +47,7 @@ from mongo_session_service.storage.failures import Effect, TimeLimitError, repea
 from mongo_session_service.storage.snapshots import find_documents
 from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.tasks import (
-    SwallowedCancellation,
+    ReraisedCancellation,
     background,
     log_death,
     running_loop,
@@ -205,7 +205,7 @@ class Lease:
 
         # A lease that was taken or released by a lost request is recognised.
         client = self.storage.client
-        return await repeat(client, attempt, Effect.TRANSACTION, patient=patient)
+        return await repeat(client, attempt, Effect.RECOGNISED, patient=patient)
 
     async def write_past_dead_holder(self, write: Awaitable[Result]) -> Result:
         """Await a write to its document, which a dead holder may have locked."""
@@ -220,7 +220,7 @@ class Lease:
         while True:
             await asyncio.sleep(_LOCKED_AFTER)
             # Else the write would wait for ever for the end of this loop.
-            with SwallowedCancellation(), suppress(MongoSessionServiceError):
+            with ReraisedCancellation(), suppress(MongoSessionServiceError):
                 await self.end_dead_holder()
 
     async def end_dead_holder(self) -> None:
@@ -229,7 +229,7 @@ class Lease:
         if not storage.has_transactions:
             return
         watch = self._watch_expired
-        dead = await repeat(storage.client, watch, Effect.READ, patient=False)
+        dead = await repeat(storage.client, watch, Effect.HARMLESS, patient=False)
         if dead is None:
             return
         left = [

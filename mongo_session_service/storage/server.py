@@ -84,7 +84,7 @@ async def ask_hello(client: Any) -> dict[str, Any]:
         asking.cancel()
 
 
-async def shake_hands(storage: Storage) -> None:
+async def check_deployment(storage: Storage) -> None:
     """Refuse a server that cannot be used, and set the clock by it."""
     if storage.is_mock:
         return
@@ -109,7 +109,7 @@ async def require_answer(uri: str, limit: float) -> None:
     ask = partial(ask_hello, client)
     try:
         with pymongo.timeout(None if has_own_time else limit):
-            await repeat(client, ask, Effect.READ, patient=False)
+            await repeat(client, ask, Effect.HARMLESS, patient=False)
     finally:
         await client.close()
 
@@ -134,7 +134,7 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
 
 
 async def check_product(storage: Storage, hello: dict[str, Any]) -> None:
-    """Refuse a product that speaks MongoDB's protocol and lacks snapshot reads."""
+    """Refuse a product that implements MongoDB's protocol without snapshot reads."""
     # Only MongoDB reports a version of its topology, and an old one is refused as such.
     if "topologyVersion" in hello or hello["maxWireVersion"] < _MIN_WIRE_VERSION:
         return
@@ -234,10 +234,12 @@ async def create_indexes(
 
 async def _repeat(storage: Storage, work: Callable[[], Awaitable[Result]]) -> Result:
     # What is created twice is there once.
-    return await repeat(storage.client, work, Effect.READ, patient=False)
+    return await repeat(storage.client, work, Effect.HARMLESS, patient=False)
 
 
-def initiate(name: str, hosts: list[str], settings: dict[str, int]) -> Iterator[None]:
+def initiate_replica_set(
+    name: str, hosts: list[str], settings: dict[str, int]
+) -> Iterator[None]:
     """Initiate a replica set, unless its data holds it.
 
     Each look at its members is one step; it ends once there is a primary and the others

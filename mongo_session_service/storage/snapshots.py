@@ -22,7 +22,7 @@ from pymongo import ReadPreference, errors
 
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.database import CODEC_OPTIONS, Database, boot_time
-from mongo_session_service.storage.statements import ForgottenError, Query
+from mongo_session_service.storage.statements import Query, SnapshotTooOldError
 from mongo_session_service.storage.tasks import in_slices, with_gc_paused
 
 Encoded = bytes | memoryview
@@ -121,7 +121,7 @@ _TAG: Final = "%query"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResults:
     """The documents that match, in one list per query, as of one point in time."""
 
     lists: Sequence[list[Any]]
@@ -180,7 +180,7 @@ async def answer_queries(
     not_before: Timestamp | None = None,
     whole: bool = True,
     encoded: bool = False,
-) -> Answer:
+) -> QueryResults:
     """Run queries as of one time; see ``Storage.read``."""
     if not database.has_transactions:
         return await _find_each(database, queries, encoded=encoded)
@@ -207,7 +207,7 @@ async def answer_queries(
             except errors.OperationFailure as error:
                 if as_of is None or error.code not in _FORGOTTEN:
                     raise
-                raise ForgottenError from None
+                raise SnapshotTooOldError from None
             primary = database.contact.note_answer(asked_at)
             few = None if encoded else decode_small_reply(reply)
             if few is not None and not few["id"]:
@@ -232,7 +232,7 @@ async def answer_queries(
         if not encoded:
             decoding = [decode_documents(each) for each in lists]
             lists = [await in_slices(each) for each in decoding]
-    return Answer(lists, read_at, is_whole, raw)
+    return QueryResults(lists, read_at, is_whole, raw)
 
 
 async def _split_large(
@@ -261,11 +261,11 @@ async def _split_large(
 
 async def _find_each(
     database: Database, queries: Sequence[Query], *, encoded: bool
-) -> Answer:
+) -> QueryResults:
     lists: list[list[Any]] = [await find_documents(database, each) for each in queries]
     if encoded:
         lists = [[*map(encode_document, each)] for each in lists]
-    return Answer(lists, NO_TIME)
+    return QueryResults(lists, NO_TIME)
 
 
 def _tagged_stages(connection: Database, queries: Sequence[Query]) -> list[Document]:

@@ -110,8 +110,8 @@ class LockedError(StorageUnavailableError):
         """The document's collection, if it is known."""
 
 
-class ForgottenError(StorageUnavailableError):
-    """MongoDB does not know any more how its data was at a time."""
+class SnapshotTooOldError(StorageUnavailableError):
+    """The requested snapshot time is older than the history that MongoDB keeps."""
 
     def __init__(self) -> None:
         super().__init__("MongoDB has forgotten the time that was to be read.")

@@ -1,7 +1,6 @@
 """Stream: the database's changes, resumed after any failure that allows it.
 
-Beside it, MongoDB's clock, and how far its oplog reaches back. A server without an
-oplog, such as a standalone or mongomock, has none of these.
+A server without an oplog, such as a standalone or mongomock, has none.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from mongo_session_service.storage.failures import (
     translate_error,
 )
 from mongo_session_service.storage.tasks import (
-    SwallowedCancellation,
+    ReraisedCancellation,
     background,
 )
 
@@ -159,7 +158,7 @@ class Stream:
     async def _read(self) -> Document | None:
         silence = self._database.limits.stream_silence_seconds
         try:
-            with SwallowedCancellation():
+            with ReraisedCancellation():
                 async with asyncio.timeout(silence if self._is_level else _SEARCH):
                     change = await self._try_next()
         except BaseException as error:

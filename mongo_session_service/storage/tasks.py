@@ -126,8 +126,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-class SwallowedCancellation:
-    """Raises a cancellation of the current task that a block has swallowed.
+class ReraisedCancellation:
+    """Raises again a cancellation of the current task that a block has swallowed.
 
     Python 3.11's ``asyncio.wait_for``, which the driver uses to connect, swallows a
     cancellation that arrives as it completes (python/cpython#86296). As a context, it

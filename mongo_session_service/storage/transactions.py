@@ -248,7 +248,7 @@ class Transaction:
     async def matches(self, fence: Update) -> bool:
         """Update a document, or only look at it; True if there is one."""
         if fence.change:
-            return bool(await write_alone(self, fence))
+            return bool(await write_single(self, fence))
         query = Query(fence.collection, fence.filter, fields=("_id",))
         return await self.find_one(query) is not None
 
@@ -261,7 +261,7 @@ class Transaction:
         counts: list[int] = []
         if self.client_session is None:
             for each in statements:
-                counts.append(count := await write_alone(self, each))
+                counts.append(count := await write_single(self, each))
                 if not _is_expected(each, count):
                     raise RefusedError
             return counts
@@ -295,7 +295,7 @@ class Transaction:
         return {} if session is None else {"session": session}
 
 
-def is_alone(statements: Sequence[Statement]) -> bool:
+def needs_no_transaction(statements: Sequence[Statement]) -> bool:
     """True if statements are one that needs no transaction."""
     if len(statements) != 1:
         return False
@@ -303,7 +303,7 @@ def is_alone(statements: Sequence[Statement]) -> bool:
     return not isinstance(statement, Insert) or len(statement.documents) == 1
 
 
-async def write_alone(tx: Transaction, statement: Statement) -> int:
+async def write_single(tx: Transaction, statement: Statement) -> int:
     """Write one statement by the driver's own method, which repeats it once."""
     database, options = tx._database, tx._options  # noqa: SLF001  of this file
     collection = database.collection(statement.collection)
@@ -325,13 +325,15 @@ async def write_alone(tx: Transaction, statement: Statement) -> int:
     return int(done.matched_count) or int(done.upserted_id is not None)
 
 
-async def write_apart(tx: Transaction, statements: Sequence[Statement]) -> list[int]:
+async def write_unordered(
+    tx: Transaction, statements: Sequence[Statement]
+) -> list[int]:
     """Write statements outside of a transaction, in one command per kind, unordered."""
     database, options = tx._database, tx._options  # noqa: SLF001  of this file
     counts: list[int] = []
     for _, several, expected in commands_of(database, statements):
         if expected is None:
-            counts.append(await write_alone(tx, several[0]))
+            counts.append(await write_single(tx, several[0]))
             continue
         writes = [write for each in several for write in _bulk_writes(database, each)]
         collection = database.collection(several[0].collection)

@@ -11,7 +11,7 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded.mongod import HOST, SET_NAME, Mongod
-from mongo_session_service.storage.server import initiate
+from mongo_session_service.storage.server import initiate_replica_set
 
 
 class FailingReplicaSet(EmbeddedReplicaSet):
@@ -64,7 +64,7 @@ def connect(port: int) -> MongoClient[Any]:
 
 def initiate_alone(mongod: Mongod, port: int) -> None:
     """Make a server the only member of a replica set, and wait until it can write."""
-    for _ in initiate(SET_NAME, [f"{HOST}:{port}"], {}):
+    for _ in initiate_replica_set(SET_NAME, [f"{HOST}:{port}"], {}):
         mongod.check()
         time.sleep(0.02)
     with MongoClient[Any](HOST, port, replicaSet=SET_NAME) as client:
