@@ -102,9 +102,10 @@ class Backends:
         self._read_cache_bytes = read_cache_bytes
         self._is_set_up = False
         self._missing: frozenset[str] = frozenset()
-        self._reset()
+        self._init_process_state()
 
-    def _reset(self) -> None:
+    def _init_process_state(self) -> None:
+        """Initialise what is not pickled: the lock, open backends, clock and cache."""
         self._is_checked = False
         self._build: asyncio.Task[None] | None = None
         self.pid = os.getpid()
@@ -136,7 +137,7 @@ class Backends:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset()
+        self._init_process_state()
 
     @property
     def limits(self) -> Limits:
@@ -186,7 +187,7 @@ class Backends:
 
     def _reset_after_fork(self) -> None:
         if self.pid != os.getpid():  # the parent's sockets, loops and lock
-            self._reset()
+            self._init_process_state()
 
     async def set_up(self) -> None:
         """Create collections and indexes, and check the server, even if done before."""

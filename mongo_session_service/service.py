@@ -438,9 +438,11 @@ class MongoSessionService(BaseSessionService):
 
         When this returns, both are committed on a majority of the replica set, and
         ``session`` shows them. When it raises, ``session`` and ``event`` are as they
-        were. An event that was stored before is not stored again. A partial event is
-        returned as it is. If the caller is cancelled, the transaction is finished
-        first, so ``session`` shows whether the event was stored.
+        were. An event that was stored before is not stored again; with
+        ``on_conflict="raise"``, a ``session`` that has missed other events then stays
+        as it is. A partial event is returned as it is. If the caller is cancelled, the
+        transaction is finished first, so ``session`` shows whether the event was
+        stored.
 
         Raises:
             StaleSessionError: the stored session has events ``session`` does not know;

@@ -181,7 +181,7 @@ async def _count_erasable_session(
         return None
     if not deletion.is_session(found):
         return NOTHING
-    return replace(NOTHING, sessions=1, events=deletion.stored_events(found))
+    return replace(NOTHING, sessions=1, events=deletion.max_stored_event_count(found))
 
 
 async def erase(

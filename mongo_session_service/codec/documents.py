@@ -427,7 +427,7 @@ def decode_sessions(
                 shown.append((document["update_time"], key, document))
     shown.sort(key=itemgetter(0, 1))
     shown.reverse()
-    is_alone = app is dict and not users
+    has_no_shared_state = app is dict and not users
     is_as_shown = is_plain and hooks.is_missing
     while shown:
         update_time, key, document = shown.pop()
@@ -439,7 +439,9 @@ def decode_sessions(
             except UnreadableError as error:
                 _leave_out(error, is_list=is_list)
                 continue
-        if not is_alone and (common := app() | users.get(key.user_id, dict)()):
+        if not has_no_shared_state and (
+            common := app() | users.get(key.user_id, dict)()
+        ):
             state = state | common
         marker = Marker.of(document)
         yield StoredSession(

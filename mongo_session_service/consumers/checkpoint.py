@@ -29,7 +29,7 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS, WRITE_CONFLICT
+from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS, is_write_conflict
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import renewed_at_condition
 from mongo_session_service.storage.statements import Delete, Query, Update
@@ -321,7 +321,7 @@ class Checkpoint:
 
     async def flag_locked_out(self, error: Exception) -> None:
         """Record in the lease that a dead process locks what the work writes to."""
-        if self._replaces_dead and getattr(error, "code", None) == WRITE_CONFLICT:
+        if self._replaces_dead and is_write_conflict(error):
             await self._update_own_lease({"$set": {_IS_LOCKED_OUT: True}})
 
     async def _update_own_lease(self, change: Document) -> None:

@@ -189,7 +189,7 @@ class Fetcher:
     async def _read_page(self) -> list[Document]:
         """Read more of the log, as of the replay's time."""
         last = self.position.replayed
-        events = queries.of_app(self.scope.app_name, last)
+        events = queries.app_documents_filter(self.scope.app_name, last)
         if last is not None:
             # The session may have been trimmed beyond what was replayed of it.
             events = {"$or": [{"_id": {**last, "revision": 0}}, events]}

@@ -217,7 +217,7 @@ async def _remove_short(
     found = await tx.find(query)
     placeholders = [each for each in found if not is_session(each)]
     sessions = [each for each in found if is_session(each)]
-    totals = accumulate(map(stored_events, sessions))
+    totals = accumulate(map(max_stored_event_count, sessions))
     # Without transactions, a crash in between would leave events without a session.
     most = storage.limits.removed_events if storage.has_transactions else -1
     short = [it for it, events in zip(sessions, totals, strict=True) if events <= most]
@@ -234,7 +234,9 @@ async def _remove_short(
         count = await _replace_with_tombstone(storage, sessions[0], wanted, tx)
         placeholders += sessions[:count]
     is_last = len(found) < SESSIONS_AT_ONCE and count == len(sessions)
-    return Removal(count, sum(map(stored_events, short)), is_last), placeholders
+    return Removal(
+        count, sum(map(max_stored_event_count, short)), is_last
+    ), placeholders
 
 
 def _partials_removal(sessions: Sequence[Document]) -> list[Statement]:
@@ -243,8 +245,8 @@ def _partials_removal(sessions: Sequence[Document]) -> list[Statement]:
     return [Delete("partials", queries.any_of(partials), many=True)] if keys else []
 
 
-def stored_events(session: Document) -> int:
-    """Count a session's stored events, at most, by its document.
+def max_stored_event_count(session: Document) -> int:
+    """Bound the number of a session's stored events by its document, without a query.
 
     An unfinished trim (``TRIMMING``) has left some from before the log's begin.
     """
@@ -278,7 +280,7 @@ async def _remove_placeholder(
     """
     key = SessionKey(**document["_id"])
     fence = Update("sessions", _placeholder_filter(key.id), MAKE_TOMBSTONE)
-    end = silent_removal(storage, key)
+    end = placeholder_removal_statements(storage, key)
     is_reservation = FORK in document or IMPORT in document
     # A large initial state is kept beside the events.
     initial = Query("events", {"_id": key.event_id(0)}, fields=("_id",))
@@ -299,8 +301,12 @@ async def _remove_placeholder(
             surplus = 0
 
 
-def silent_removal(storage: Storage, key: SessionKey) -> list[Statement]:
-    """Remove a tombstone or reservation; the feed reports no deleted session.
+def placeholder_removal_statements(
+    storage: Storage, key: SessionKey
+) -> list[Statement]:
+    """Return the statements that remove a tombstone or reservation.
+
+    The feed reports no deleted session for them.
 
     All that a change stream contains of a delete is the ``_id``. A second document,
     inserted and deleted in the same transaction, marks what was no session.

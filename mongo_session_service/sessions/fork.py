@@ -41,7 +41,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.sessions import deletion, event_log, queries
 from mongo_session_service.sessions.batch import initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations
-from mongo_session_service.sessions.waiting_log import waiting_fields_at
+from mongo_session_service.sessions.waiting_log import pending_call_fields
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     DuplicateError,
@@ -184,7 +184,7 @@ class Fork:
             self._origins(),
         )
         log = event_log.LogAtRevision(self.source, begins, until)
-        waiting = await waiting_fields_at(storage, log, self.target)
+        waiting = await pending_call_fields(storage, log, self.target)
         own = {"state": state, "revision": until}
         return {**session_document(new), **waiting, **own}, initial_updates([new])
 
@@ -227,7 +227,7 @@ class Fork:
                 return _LOST
             await tx.write(*apart)
             if storage.has_transactions:
-                silently = deletion.silent_removal(storage, self.target)
+                silently = deletion.placeholder_removal_statements(storage, self.target)
                 await tx.write(*silently, Insert("sessions", [document]))
             else:
                 await tx.write(Update("sessions", held, document))

@@ -130,7 +130,7 @@ def events_of_user(app_name: str, user_id: str) -> Document:
     return _id_prefix_range(user_state_id(app_name, user_id), "session_id")
 
 
-def of_app(app_name: str | None, after: Document | None) -> Document:
+def app_documents_filter(app_name: str | None, after: Document | None) -> Document:
     """The filter for documents of an app, or of all, after an ``_id``."""
     if app_name is None:
         return {"_id": {"$gt": after or {}}}

@@ -1,10 +1,11 @@
 """Session store: reads of sessions, each with its events and state as of one time.
 
-A service remembers the events that it has built. A later read brings the last of these
-again, and with it only what follows: the log is never changed, only continued. That the
-last event is the same, and that the log begins where it did, shows that it is this log
-and not another one, of a session that was deleted and imported again, or restored. An
-edit between the two is seen when the log is read anew, which it is every few minutes.
+A service remembers the events that it has built. A later read brings the newest of
+these again, and with it only what follows: the log is never changed, only continued.
+That this event is the same, and that the log begins where it did, shows that it is this
+log and not another one, of a session that was deleted and imported again, or restored.
+An edit between the two is seen when the log is read anew, which it is every few
+minutes.
 
 They are kept within a limit of bytes, as blocks: fields of some events as bytes. What
 is built of a block is new each time, so what a caller does to it reaches nobody.
@@ -56,7 +57,7 @@ LIFETIME: Final = 300.0
 have been edited there."""
 
 _BESIDE: Final = 1000
-"""Bytes that a log takes beside its blocks and its last event."""
+"""Bytes that a log takes beside its blocks and its newest event."""
 
 
 async def find_event_document(
@@ -127,7 +128,7 @@ class SessionReads:
             if session is not None and not _is_continued(session, begin, log, known):
                 cache.drop(*key)
                 drops, known = cache.drops, None
-            log = log[:-1]  # the last event is known
+            log = log[:-1]  # the newest known event is read again
         if known is None:
             session, _, log = await self._read_log(key, None)
         if session is None:
@@ -136,7 +137,7 @@ class SessionReads:
         first = known.first if known else _revision(log[-1]) if log else 0
         size = self._storage.limits.block_events
         in_blocks = len(log) // size * size
-        last = bytes(log[-in_blocks]) if in_blocks else b""
+        newest = bytes(log[-in_blocks]) if in_blocks else b""
         parts = await in_slices(decode_blocks(log, self._storage.hooks, size))
         events: list[Event] = []
         if known is not None:
@@ -149,8 +150,8 @@ class SessionReads:
             log_read = CachedLog(
                 create_time=session.marker.create_time,
                 first=first,
-                last=last,
-                revision=_revision(last),
+                newest=newest,
+                revision=_revision(newest),
                 blocks=(*(known.blocks if known else ()), *filter(None, blocks)),
                 redactions=session.redactions,
                 read_at=known.read_at if known else began,
@@ -161,9 +162,9 @@ class SessionReads:
     async def _read_log(
         self, key: SessionKey, known: CachedLog | None
     ) -> tuple[StoredSession | None, list[Encoded], list[Encoded]]:
-        """Read a session, and the encoded documents of its log, the latest first.
+        """Read a session, and the encoded documents of its log, the newest first.
 
-        They begin with the last one that is known. Of those before, the first is read.
+        They end with the newest one that is known. Of those before, the oldest is read.
         """
         every = queries.events_after(key, 0)
         log = Query("events", every, order=-1)
@@ -284,7 +285,7 @@ def _is_continued(
     return (
         bool(begin and log)
         and _revision(begin[0]) == known.first
-        and log[-1] == known.last
+        and log[-1] == known.newest
         and session.log_begins < known.first
         and session.marker.create_time == known.create_time
         and session.redactions == known.redactions
@@ -308,10 +309,10 @@ class CachedLog:
     """The session's: another of the same id has other events."""
     first: int
     """The revision of the first event."""
-    last: bytes
-    """The last event as it is stored."""
+    newest: bytes
+    """The newest event as it is stored."""
     revision: int
-    """The revision of the last event."""
+    """The revision of the newest event."""
     blocks: tuple[bytes, ...]
     """The events, as :func:`decode_blocks` makes them."""
     redactions: int
@@ -321,7 +322,7 @@ class CachedLog:
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.blocks)) + len(self.last) + _BESIDE
+        return sum(map(len, self.blocks)) + len(self.newest) + _BESIDE
 
 
 class ReadCache:

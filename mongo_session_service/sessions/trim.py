@@ -39,7 +39,7 @@ from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.queries import fields_update
-from mongo_session_service.sessions.waiting_log import waiting_at
+from mongo_session_service.sessions.waiting_log import pending_calls_at
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Query,
@@ -205,7 +205,7 @@ async def trim(
         waiting = decode_waiting(session, storage.hooks)
         if any(each.revision <= cut for each in waiting.named):
             log = LogAtRevision(key, cut, session["revision"])
-            waiting = await waiting_at(storage, log)
+            waiting = await pending_calls_at(storage, log)
         try:
             await _set_cut(storage, session, cut, constraints.state[1], waiting=waiting)
         except RefusedError:

@@ -51,17 +51,20 @@ _STEPS: Final = {
 _Steps = list[tuple[int, WaitingStep]]
 
 
-async def waiting_at(storage: Storage, log: LogAtRevision) -> WaitingCalls:
-    """Find what waits after a log; it may be of a session that is being copied."""
+async def pending_calls_at(storage: Storage, log: LogAtRevision) -> WaitingCalls:
+    """Find the function calls that await an answer at the end of a log.
+
+    The log may be of a session that is being copied.
+    """
     steps, firsts = await _read_steps(storage, log)
     return WaitingCalls.of(_without_undone(steps, firsts))
 
 
-async def waiting_fields_at(
+async def pending_call_fields(
     storage: Storage, log: LogAtRevision, key: SessionKey
 ) -> Document:
-    """Encode what waits after a log, for the document of a new session."""
-    waiting = await waiting_at(storage, log)
+    """Encode the calls that await an answer, as fields of a new session's document."""
+    waiting = await pending_calls_at(storage, log)
     fields = encode_waiting(waiting, key, storage.hooks)
     return {name: it for name, it in fields.items() if it is not None}
 
@@ -134,7 +137,7 @@ async def refresh_waiting(storage: Storage, key: SessionKey) -> bool:
         if "revision" not in session:
             break
         log = LogAtRevision(key, log_begins(session), session["revision"])
-        waiting = await waiting_at(storage, log)
+        waiting = await pending_calls_at(storage, log)
         if waiting == decode_waiting(session, storage.hooks):
             break
         as_read = {name: session.get(name) for name in ("_id", *WAITING_HEAD)}

@@ -55,8 +55,8 @@ MIN_HALF: Final = 32
 ATTEMPTS: Final = 2
 """How often a batch is tried before a document of it counts as locked."""
 
-MAX_ALONE: Final = 4
-"""Writes that have met a lock, and are tried alone at the same time."""
+MAX_HELD_BACK: Final = 4
+"""Writes that were held back for a lock, and are tried again at the same time."""
 
 MAX_ENCODED: Final = 128
 """Writes that are admitted, to be encoded, in one iteration of the event loop."""
@@ -98,7 +98,7 @@ class _QueuedWrite(PlannedWrite):
     outcome: Marker | BaseException | None = None
     is_done: bool = False
     is_cancelled: bool = False
-    is_alone: bool = False
+    is_held_back: bool = False
     retries: int = 10
     """How often its session may have another time to live than expected."""
     together: int = 1
@@ -191,7 +191,7 @@ class Writer:
         """Documents of the batches in flight."""
         self._locked: set[DocumentId] = set()
         """Documents of the writes that are tried alone."""
-        self._alone = asyncio.Semaphore(MAX_ALONE)
+        self._retry_slots = asyncio.Semaphore(MAX_HELD_BACK)
         self._flying: list[int] = []
         """How many writes each batch in flight has."""
         self._has_lone = self._is_blocked = False
@@ -409,7 +409,7 @@ class Writer:
         limit = min(map(_deadline_of, part)) - monotonic()
         try:
             await self._store.commit_batch(part, limit=limit, attempts=attempts)
-        except Exception as error:  # noqa: BLE001  as above
+        except Exception as error:  # noqa: BLE001  the callers raise it
             return error
         return None
 
@@ -424,7 +424,7 @@ class Writer:
                 queued.answer_caller(marker)
             return []
         if isinstance(error, LockedError):
-            return self._hold_locked(part, error.collection)
+            return self._hold_back_locked(part, error.collection)
         if isinstance(error, StorageUnavailableError):
             return self._give_up(part, error)
         (queued,) = part
@@ -443,7 +443,7 @@ class Writer:
             )
         except StorageUnavailableError as failure:
             return self._give_up([queued], failure)
-        except Exception as reason:  # noqa: BLE001  as above
+        except Exception as reason:  # noqa: BLE001  the caller raises it
             # Its traceback need not begin with the refusal of the batch.
             reason.__suppress_context__ = True
             queued.answer_caller(reason)
@@ -519,14 +519,14 @@ class Writer:
 
     # --- Locked documents ---
 
-    def _hold_locked(
+    def _hold_back_locked(
         self, part: list[_QueuedWrite], collection: str
     ) -> list[_QueuedWrite]:
-        """Have what may have met a lock tried alone; return what is to be tried again.
+        """Hold back the writes that may have met a lock, to be tried each by itself.
 
-        Batches leave its document out meanwhile.
+        Batches leave their documents out meanwhile. It returns the other writes.
         """
-        if part[0].is_alone:
+        if part[0].is_held_back:
             return self._end_late(part)
         length = {"app_states": 1, "user_states": 2}.get(collection, 3)
         again = []
@@ -536,14 +536,14 @@ class Writer:
             if not held.issubset(queued.documents) or held & self._locked:
                 again.append(queued)
                 continue
-            queued.is_alone = True
+            queued.is_held_back = True
             self._locked |= held
-            task = asyncio.Task(self._write_alone(queued), context=Context())
+            task = asyncio.Task(self._write_held_back(queued), context=Context())
             self._tasks.add(task)
             task.add_done_callback(partial(self._release_locked, queued, held))
         return again
 
-    async def _write_alone(self, queued: _QueuedWrite) -> None:
+    async def _write_held_back(self, queued: _QueuedWrite) -> None:
         attempts, left = 0, [queued]
         while left:
             pause = backoff(attempts, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
@@ -551,8 +551,8 @@ class Writer:
             # Its caller's cancellation ends the pause.
             await asyncio.wait([queued.answer], timeout=pause)
             left = self._end_late(left)
-            if left and not self._alone.locked():
-                async with self._alone:
+            if left and not self._retry_slots.locked():
+                async with self._retry_slots:
                     attempts += 1
                     telemetry.count(telemetry.RETRIES, self._connection.database.name)
                     queued.now = self._connection.clock.now()

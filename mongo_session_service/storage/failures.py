@@ -306,6 +306,11 @@ def is_starting(error: PyMongoError) -> bool:
     return is_config and str(error).startswith("Sessions are not supported")
 
 
+def is_write_conflict(error: Exception) -> bool:
+    """True if another transaction holds a document that a write needs."""
+    return isinstance(error, OperationFailure) and error.code == WRITE_CONFLICT
+
+
 def is_logged_out(error: PyMongoError) -> bool:
     """True if an error came from a connection that no user is logged in on.
 

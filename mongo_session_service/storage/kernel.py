@@ -138,7 +138,7 @@ from mongo_session_service.storage.transactions import (
 Result = TypeVar("Result")
 
 _KEPT_CLIENT_SESSIONS: Final = 6
-"""Transactions of the writer at the same time: ``MAX_BATCHES`` and ``MAX_ALONE``."""
+"""The writer's transactions at one time: ``MAX_BATCHES`` and ``MAX_HELD_BACK``."""
 
 _OPLOG_SECONDS: Final = 2.0
 

@@ -34,9 +34,9 @@ from mongo_session_service.storage.database import (
 )
 from mongo_session_service.storage.failures import (
     DUPLICATE_KEY,
-    WRITE_CONFLICT,
     TimeLimitError,
     is_turned_away,
+    is_write_conflict,
     renew_connections,
 )
 from mongo_session_service.storage.snapshots import find_documents
@@ -163,7 +163,7 @@ class _Attempt(Generic[Result]):
         try:
             result = await self._work(Transaction(self._database, txn))
         except PyMongoError as error:
-            if isinstance(error, OperationFailure) and error.code == WRITE_CONFLICT:
+            if is_write_conflict(error):
                 telemetry.count(telemetry.CONFLICTS, self._database.database.name)
                 if self._count == self._most:
                     raise LockedError(getattr(error, "collection", "")) from None
@@ -272,7 +272,7 @@ class Transaction:
                     command, session=self.client_session
                 )
             except OperationFailure as error:
-                if error.code != WRITE_CONFLICT:
+                if not is_write_conflict(error):
                     raise
                 collection: str = next(iter(command.values()))
                 collection = collection.removeprefix(self._database.prefix)

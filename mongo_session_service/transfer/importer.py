@@ -37,8 +37,8 @@ from mongo_session_service.sessions.details import ANNOUNCED, details_announceme
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import (
+    pending_call_fields,
     waiting_after,
-    waiting_fields_at,
 )
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
@@ -369,7 +369,7 @@ class ImportTarget(StoreTarget):
         if self.hooks.before_store is not None:
             return
         for app in apps - self._in_clear:
-            log = Query("events", queries.of_app(app, None), order=-1)
+            log = Query("events", queries.app_documents_filter(app, None), order=-1)
             last = await self._storage.find_one(log)
             if last is not None and "hooked" in last:
                 raise TransferError(
@@ -478,7 +478,7 @@ class ImportTarget(StoreTarget):
             document = each.session_document()
             if each.has_asked:  # its events, which show what waits, are stored
                 log = LogAtRevision(each.key, each.header.log_begins, each.revision)
-                document |= await waiting_fields_at(self._storage, log, each.key)
+                document |= await pending_call_fields(self._storage, log, each.key)
             held = self._reservations.held_filter(each.key)
             updates.append(Update("sessions", held, document, expected=1))
         await self._commit_apart(*updates)

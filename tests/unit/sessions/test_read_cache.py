@@ -13,7 +13,7 @@ from mongo_session_service.sessions.reads import CachedLog, ReadCache
 LOG = CachedLog(
     create_time=1.0,
     first=1,
-    last=b"x",
+    newest=b"x",
     revision=64,
     blocks=(b"x" * 9000,),
     redactions=0,
