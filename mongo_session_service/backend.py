@@ -1,4 +1,4 @@
-"""Backend: the connection, store and writer that one event loop uses of a service.
+"""Backend: the storage, appender and writer that one event loop uses of a service.
 
 An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
 starts a new loop in a new thread for every call. So a service built from a URI opens
@@ -60,7 +60,7 @@ class Stage(IntEnum):
 class Backend:
     """Reads, writer and storage of one event loop, and what else there is one of."""
 
-    connection: Storage
+    storage: Storage
     reads: SessionReads
     writer: Writer
     appender: Appender
@@ -176,9 +176,9 @@ class Backends:
                 await anext(backend.keeper)
         async with backend.setup_lock:
             if stage is Stage.SET_UP and not self._is_set_up:
-                await self._set_up(backend.connection, builds=False)
+                await self._set_up(backend.storage, builds=False)
             elif stage is not Stage.OPENED and not self._is_checked:
-                await check(backend.connection)
+                await check(backend.storage)
                 self._is_checked = True
         if self._is_checked:
             backend.stage = Stage.SET_UP if self._is_set_up else Stage.CHECKED
@@ -191,16 +191,16 @@ class Backends:
 
     async def set_up(self) -> None:
         """Create collections and indexes, and check the server, even if done before."""
-        connection = (await self.backend(Stage.OPENED)).connection
-        await self._set_up(connection, builds=True)
+        storage = (await self.backend(Stage.OPENED)).storage
+        await self._set_up(storage, builds=True)
 
-    async def _set_up(self, connection: Storage, *, builds: bool) -> None:
-        self._missing, is_to_be_built = await set_up(connection, builds=builds)
+    async def _set_up(self, storage: Storage, *, builds: bool) -> None:
+        self._missing, is_to_be_built = await set_up(storage, builds=builds)
         self._is_checked = self._is_set_up = True
         for each in self.opened.copy().values():
-            each.connection.has_event_index = EVENT_ONCE.name not in self._missing
+            each.storage.has_event_index = EVENT_ONCE.name not in self._missing
         if is_to_be_built:
-            self._build = background(self._set_up(connection, builds=True))
+            self._build = background(self._set_up(storage, builds=True))
 
     def _open_backend(self, loop: asyncio.AbstractEventLoop) -> Backend:
         closers: list[Callable[[], Awaitable[None]]] = []
@@ -217,7 +217,7 @@ class Backends:
                     if self._loop_of_client not in (None, loop):
                         raise ConfigurationError(FOREIGN_LOOP)
                     self._loop_of_client = loop
-            connection = Storage(
+            storage = Storage(
                 client,
                 database=self._settings.database,
                 prefix=self._settings.prefix,
@@ -227,15 +227,15 @@ class Backends:
                 clock=self.clock,
                 limits=self._settings.limits,
             )
-            connection.has_event_index = EVENT_ONCE.name not in self._missing
-            reads = SessionReads(connection, self._read_cache)
-            writer = Writer(connection, BatchStore(connection))
+            storage.has_event_index = EVENT_ONCE.name not in self._missing
+            reads = SessionReads(storage, self._read_cache)
+            writer = Writer(storage, BatchStore(storage))
             self.opened[loop] = entry = Backend(
-                connection=connection,
+                storage=storage,
                 reads=reads,
                 writer=writer,
-                appender=Appender(connection, reads, writer),
-                sweep=Sweep(connection, self._sweeps),
+                appender=Appender(storage, reads, writer),
+                sweep=Sweep(storage, self._sweeps),
                 keeper=keeper,
                 closers=closers,
             )
@@ -304,7 +304,7 @@ async def _finish_writes(entry: Backend) -> None:
         await close()
     await entry.sweep.stop()
     await entry.writer.settled()
-    await entry.connection.client_sessions.end_all()
+    await entry.storage.client_sessions.end_all()
 
 
 async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:
@@ -313,7 +313,7 @@ async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> N
     async def close_in_own_loop() -> None:
         await _finish_writes(entry)
         if entry.keeper is not None:
-            await entry.connection.client.close()
+            await entry.storage.client.close()
 
     closing = close_in_own_loop()
     try:

@@ -251,7 +251,7 @@ class MongoSessionService(BaseSessionService):
         """
         backend = await self._backends.backend(Stage.OPENED)
         asked = perf_counter()
-        await backend.connection.command({"ping": 1})
+        await backend.storage.command({"ping": 1})
         return perf_counter() - asked
 
     async def close(self, *, grace: float = 10.0) -> None:
@@ -342,7 +342,7 @@ class MongoSessionService(BaseSessionService):
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
         backend = await self._backends.backend(Stage.SET_UP)
         reading = backend.reads.read_shared_state(key)
-        now = backend.connection.clock.now()
+        now = backend.storage.clock.now()
         new = replace(new, details=new.details.with_renewed_expiry(now))
         await backend.writer.create(new)
         backend.sweep.expect(new.details.expire_time)
@@ -520,7 +520,7 @@ class MongoSessionService(BaseSessionService):
         turn = self._turns.held_turn(key)
         stored = event
         if event.actions.rewind_before_invocation_id:
-            stored = await event_log.complete_rewind(backend.connection, key, event)
+            stored = await event_log.complete_rewind(backend.storage, key, event)
         if turn is not None:
             stored = with_reason(stored, turn.info.reason)
         fence = None if turn is None else turn.fence
@@ -683,7 +683,7 @@ class MongoSessionService(BaseSessionService):
         if validation.check_flag("interrupt", interrupt):
             reason = "another turn was started"
             backend = await self._backends.backend()
-            await request_stop(backend.connection, turn.key, reason)
+            await request_stop(backend.storage, turn.key, reason)
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )
@@ -715,7 +715,7 @@ class MongoSessionService(BaseSessionService):
         if reason is not None:
             reason = validation.check_string("reason", reason)[:1000]
         backend = await self._backends.backend()
-        is_running = await request_stop(backend.connection, key, reason)
+        is_running = await request_stop(backend.storage, key, reason)
         if is_running and (running := self._running_turns.find(key)):
             running.request_stop(reason)
         return is_running
@@ -740,7 +740,7 @@ class MongoSessionService(BaseSessionService):
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
         backend = await self._backends.backend()
-        return await find_turns(backend.connection, app_name, user_id, status)
+        return await find_turns(backend.storage, app_name, user_id, status)
 
     async def recover_turns(
         self,
@@ -798,7 +798,7 @@ class MongoSessionService(BaseSessionService):
             return
         backend = await self._backends.backend()
         try:
-            await deletion.remove_session(backend.connection, key)
+            await deletion.remove_session(backend.storage, key)
         finally:
             self._backends.forget(*key)
 
@@ -846,8 +846,8 @@ class MongoSessionService(BaseSessionService):
         fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
         backend = await self._backends.backend()
         if (lasts := fields.get("ttl")) is not None:
-            fields["expire_time"] = backend.connection.clock.now() + lasts
-        found = await update_details(backend.connection, key, fields)
+            fields["expire_time"] = backend.storage.clock.now() + lasts
+        found = await update_details(backend.storage, key, fields)
         backend.sweep.expect(found.get("expire_time"))
         return documents.summary(found, self._hooks)
 
@@ -918,7 +918,7 @@ class MongoSessionService(BaseSessionService):
         )
         backend = await self._backends.backend()
         return await search.load_page(
-            backend.connection, wanted, page_token, limit, with_state=with_state
+            backend.storage, wanted, page_token, limit, with_state=with_state
         )
 
     @traced
@@ -1002,7 +1002,7 @@ class MongoSessionService(BaseSessionService):
                 backend = await self._backends.backend()
                 if pages is None:
                     pages = await event_log.select_events(
-                        backend.connection,
+                        backend.storage,
                         key,
                         wanted,
                         invocation_id,
@@ -1039,9 +1039,7 @@ class MongoSessionService(BaseSessionService):
             with Operation("iter_user_events", self.database_name, app_name):
                 backend = await self._backends.backend()
                 if pages is None:
-                    pages = event_log.read_user_log(
-                        backend.connection, app_name, user_id
-                    )
+                    pages = event_log.read_user_log(backend.storage, app_name, user_id)
                 page = await anext(pages, None)
             if page is None:
                 return
@@ -1070,7 +1068,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
         backend = await self._backends.backend()
-        found = await event_log.load_session_at(backend.connection, key, revision)
+        found = await event_log.load_session_at(backend.storage, key, revision)
         return to_session(found.session) if found else None
 
     @traced
@@ -1117,7 +1115,7 @@ class MongoSessionService(BaseSessionService):
                 raise InvalidInputError(f"Give at_revision or {name}, not both.")
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
         backend = await self._backends.backend()
-        await copy_session(backend.connection, key, target, until)
+        await copy_session(backend.storage, key, target, until)
         with reporting_stored_unread():
             stored = await backend.reads.load_session(target)
         if stored is None:
@@ -1179,10 +1177,10 @@ class MongoSessionService(BaseSessionService):
             age = metadata.check_duration("older_than", older_than)
         is_dry_run = validation.check_flag("dry_run", dry_run)
         backend = await self._backends.backend()
-        connection = backend.connection
-        before_time = None if age is None else await connection.ask_time() - age
+        storage = backend.storage
+        before_time = None if age is None else await storage.ask_time() - age
         criterion = trim.Criterion(keep_last, before_revision, before_time)
-        return await trim.trim(connection, key, criterion, is_dry_run=is_dry_run)
+        return await trim.trim(storage, key, criterion, is_dry_run=is_dry_run)
 
     @traced
     async def redact_events(
@@ -1245,12 +1243,12 @@ class MongoSessionService(BaseSessionService):
         validation.check_flag("state", state)
         validation.check_flag("forks", forks)
         backend = await self._backends.backend()
-        connection = backend.connection
-        part = await redaction.find_part(connection, key, wanted)
-        found = await redaction.preview(connection, part, replacement, forks=forks)
+        storage = backend.storage
+        part = await redaction.find_part(storage, key, wanted)
+        found = await redaction.preview(storage, part, replacement, forks=forks)
         try:
             count = await redaction.redact(
-                connection, part, replacement, state=state, forks=forks
+                storage, part, replacement, state=state, forks=forks
             )
         finally:
             self._backends.forget(*(key[:2] if forks else key))
@@ -1309,10 +1307,10 @@ class MongoSessionService(BaseSessionService):
         is_dry_run = validation.check_flag("dry_run", dry_run)
         pruned = Pruned()
         backend = await self._backends.backend()
-        now = await backend.connection.ask_time()
+        now = await backend.storage.ask_time()
         criteria = deletion.prune_criteria(app_name, idle_for, created_before, now)
         steps = deletion.prune_sessions(
-            backend.connection, criteria, is_dry_run=is_dry_run
+            backend.storage, criteria, is_dry_run=is_dry_run
         )
         async for step in steps:
             pruned = Pruned(
@@ -1321,7 +1319,7 @@ class MongoSessionService(BaseSessionService):
             if progress is not None:
                 progress(pruned)
         if not is_dry_run:
-            await remove_silent_waiters(backend.connection)
+            await remove_silent_waiters(backend.storage)
         return pruned
 
     @traced
@@ -1353,7 +1351,7 @@ class MongoSessionService(BaseSessionService):
     async def _erase(self, app_name: str, user_id: str | None) -> Erased:
         backend = await self._backends.backend()
         try:
-            return await erase_owner(backend.connection, app_name, user_id)
+            return await erase_owner(backend.storage, app_name, user_id)
         finally:
             self._backends.forget(app_name, user_id)
 
@@ -1513,7 +1511,7 @@ class MongoSessionService(BaseSessionService):
             ConfigurationError: in a standalone server, and mongomock, there are none.
         """
         backend = await self._backends.backend()
-        return await load_statuses(backend.connection)
+        return await load_statuses(backend.storage)
 
     def feed_stats(self) -> FeedStats:
         """The change feed's statistics; cheap enough to read every second."""

@@ -233,7 +233,7 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """
     # Unchecked: what a call would refuse is a finding.
     opened = await backends_of(service).backend(Stage.OPENED)
-    storage = opened.connection
+    storage = opened.storage
     is_standalone = server.is_standalone(await server.examined_hello(storage))
     for name, check in CHECKS.items():
         try:

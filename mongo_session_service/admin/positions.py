@@ -27,8 +27,8 @@ async def start_position(
 ) -> Position:
     """Make the position before all, before what is new, or before a time's changes."""
     opened = await backends_of(service).backend()
-    now = await opened.connection.latest_time()
-    window = await opened.connection.oplog_window_if_known()
+    now = await opened.storage.latest_time()
+    window = await opened.storage.oplog_window_if_known()
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":
@@ -47,7 +47,7 @@ async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     wanted = {} if app_name is None else {"_id.app_name": app_name}
     counting = Query("events", wanted, then=({"$count": "events"},))
     opened = await backends_of(service).backend()
-    (found,) = await opened.connection.read(counting)
+    (found,) = await opened.storage.read(counting)
     return found[0]["events"] if found else 0
 
 
@@ -71,11 +71,11 @@ async def _claimed_checkpoint(
     """Claim a consumer's name, so that no other reader has it meanwhile."""
     who = f"Consumer {quoted(name)}"
     opened = await backends_of(service).backend()
-    stored = await opened.connection.find_one(Query("checkpoints", {"_id": name}))
+    stored = await opened.storage.find_one(Query("checkpoints", {"_id": name}))
     if stored is None:
         raise MongoSessionServiceError(f"{who} does not exist.")
     settings = ConsumerSettings(name, stored["app_name"])
-    checkpoint = Checkpoint(opened.connection, settings)
+    checkpoint = Checkpoint(opened.storage, settings)
     if not await checkpoint.claim():
         raise MongoSessionServiceError(f"{who} runs: stop its program first.")
     try:

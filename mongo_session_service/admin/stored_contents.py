@@ -40,14 +40,14 @@ async def count_apps(
 ) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
     opened = await backends_of(service).backend()
-    return await search.count_by_app(opened.connection, user_id)
+    return await search.count_by_app(opened.storage, user_id)
 
 
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
     shared = queries.shared_state_queries(key.app_name, key.user_id)
     opened = await backends_of(service).backend()
-    storage = opened.connection
+    storage = opened.storage
     session, *states = await storage.read(own, *shared)
     both, now, hooks = chain(*states), storage.clock.now(), storage.hooks
     for decoded in documents.decode_sessions(session, both, now, hooks):
@@ -74,7 +74,7 @@ async def iter_stored_events(
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1)
     opened = await backends_of(service).backend()
-    storage = opened.connection
+    storage = opened.storage
     async for page in read_log(storage, key, wanted, created=of.create_time):
         for each in page:
             yield _stored_event(each, storage.hooks)
@@ -103,7 +103,7 @@ async def fork_unread(
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
     opened = await backends_of(service).backend()
-    await copy_session(opened.connection, source, target, revision)
+    await copy_session(opened.storage, source, target, revision)
 
 
 async def preview_redaction(
@@ -115,7 +115,7 @@ async def preview_redaction(
     forks: bool,
 ) -> Redactable:
     opened = await backends_of(service).backend()
-    storage = opened.connection
+    storage = opened.storage
     part = await redaction.find_part(storage, key, wanted)
     return await redaction.preview(storage, part, replacement, forks=forks)
 
@@ -152,7 +152,7 @@ async def count_erasable(
             Query("checkpoints", {"app_name": app_name}, then=_COUNT),
         ]
     opened = await backends_of(service).backend()
-    logged, *others = await opened.connection.read(*counting)
+    logged, *others = await opened.storage.read(*counting)
     states, dead, *of_app = (each[0]["n"] if each else 0 for each in others)
     app_states, readers = of_app or (0, 0)
     counts = Erased(
@@ -163,7 +163,7 @@ async def count_erasable(
         dead_letters=dead,
         checkpoints=readers,
     )
-    if counts == NOTHING and await recorded_version(opened.connection) is None:
+    if counts == NOTHING and await recorded_version(opened.storage) is None:
         return None
     return counts
 
@@ -173,8 +173,8 @@ async def _count_erasable_session(
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
     opened = await backends_of(service).backend()
-    wanted = {"_id": key.id, **deletion.deletable(opened.connection)}
-    found = await opened.connection.find_one(
+    wanted = {"_id": key.id, **deletion.deletable(opened.storage)}
+    found = await opened.storage.find_one(
         Query("sessions", wanted, fields=deletion.LENGTH)
     )
     if found is None:
@@ -210,10 +210,10 @@ class SchemaContents:
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     opened = await backends_of(service).backend()
-    there = await server.collection_names(opened.connection)
-    missing = await missing_indexes(opened.connection)
-    version = await recorded_version(opened.connection)
-    prefix = opened.connection.prefix
+    there = await server.collection_names(opened.storage)
+    missing = await missing_indexes(opened.storage)
+    version = await recorded_version(opened.storage)
+    prefix = opened.storage.prefix
     lacking = {f"{prefix}{each.collection}.{each.name}" for each in missing}
     names = {f"{prefix}{each}" for each in there}
     return SchemaContents(frozenset(names), frozenset(lacking), version)

@@ -64,8 +64,8 @@ class WatchedCollections(NamedTuple):
     user_states: str
 
     @classmethod
-    def of_connection(cls, connection: Any) -> WatchedCollections:
-        return cls(*(f"{connection.prefix}{kind}" for kind in cls._fields))
+    def of_storage(cls, storage: Storage) -> WatchedCollections:
+        return cls(*(f"{storage.prefix}{kind}" for kind in cls._fields))
 
 
 @dataclass
@@ -214,13 +214,13 @@ class ChangeRecord:
         return {"revision": revision, "state": merged, "time": time}
 
 
-def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
+def pipeline(storage: Storage, app_name: str | None = None) -> list[Document]:
     """Return the pipeline of a change stream, for one app or for all.
 
     It has only plain comparisons, which the server can evaluate on its oplog. Without
     the drops, the stream of a dropped database would end without an error.
     """
-    names = WatchedCollections.of_connection(connection)
+    names = WatchedCollections.of_storage(storage)
     states = {"$in": [names.app_states, names.user_states]}
     writes: list[Document] = [
         {
@@ -256,7 +256,7 @@ def follow(
     storage: Storage, pipeline: list[Document], start: Timestamp | Document
 ) -> Stream:
     """Follow changes from a time or resume token on; a large one is read afterwards."""
-    names = WatchedCollections.of_connection(storage)
+    names = WatchedCollections.of_storage(storage)
     return storage.follow(
         pipeline,
         start,

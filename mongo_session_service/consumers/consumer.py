@@ -145,7 +145,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
             opened = await self._backends.backend()
-            await start_at_present(opened.connection, self._settings)
+            await start_at_present(opened.storage, self._settings)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -301,7 +301,7 @@ class Consumer:
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
         opened = await self._backends.backend()
-        found = dead_letters.load_dead_letters(opened.connection, self.name)
+        found = dead_letters.load_dead_letters(opened.storage, self.name)
         async for letter in found:
             yield letter
 
@@ -326,7 +326,7 @@ class Consumer:
         check_handler(handler, transactional=transactional)
         opened = await self._backends.backend()
         return await dead_letters.replay_dead_letters(
-            opened.connection, self.name, handler, transactional=transactional
+            opened.storage, self.name, handler, transactional=transactional
         )
 
     async def _acquire_name(self) -> bool:
@@ -641,7 +641,7 @@ async def _claim_name(
 ) -> Checkpoint:
     """Wait for the name, and find the position to resume at."""
     opened = await backends.backend()
-    storage = opened.connection
+    storage = opened.storage
     storage.check_watchable()
     checkpoint = Checkpoint(storage, settings)
     stands_by = False

@@ -51,7 +51,7 @@ class Fetcher:
         self._failure: Exception | None = None
         """The error that the next read raises, after the changes before it."""
         self._stream: Stream | None = None
-        self._names = WatchedCollections.of_connection(storage)
+        self._names = WatchedCollections.of_storage(storage)
         self._passed = position.passed
         """The mark up to which changes are skipped: the position is after them."""
         self._latest_token: Document | None = None

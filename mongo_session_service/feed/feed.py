@@ -121,7 +121,7 @@ class _StreamReader(ABC):
         self, backend: Backend, counters: Counters, pipeline: list[Document]
     ) -> None:
         self.inboxes: Router[Inbox] = Router()
-        self._storage = backend.connection
+        self._storage = backend.storage
         self._pipeline = pipeline
         self._counters = counters
         self._run: asyncio.Task[None] | None = None
@@ -262,8 +262,8 @@ class _LogReader(_StreamReader):
     """Reads what is committed of sessions, events and state."""
 
     def __init__(self, backend: Backend, counters: Counters) -> None:
-        super().__init__(backend, counters, decoder.pipeline(backend.connection))
-        self._names = WatchedCollections.of_connection(backend.connection)
+        super().__init__(backend, counters, decoder.pipeline(backend.storage))
+        self._names = WatchedCollections.of_storage(backend.storage)
         self._sweep = backend.sweep
         self._lag = 0.0
         self._answered_at = self._measured_at = 0.0
@@ -305,7 +305,7 @@ class _PartialReader(_StreamReader):
     """Reads what running turns produce before it is stored."""
 
     def __init__(self, backend: Backend, counters: Counters) -> None:
-        partials = f"{backend.connection.prefix}partials"
+        partials = f"{backend.storage.prefix}partials"
         super().__init__(backend, counters, decoder.partials_pipeline(partials))
 
     def _decode(self, change: Document) -> ChangeRecord | None:
@@ -319,7 +319,7 @@ class Feed:
     """The change streams of one event loop, and the inboxes of its subscriptions."""
 
     def __init__(self, backend: Backend, counters: Counters) -> None:
-        self._storage = backend.connection
+        self._storage = backend.storage
         self.log = _LogReader(backend, counters)
         self._partials = _PartialReader(backend, counters)
         backend.closers.append(self.close)

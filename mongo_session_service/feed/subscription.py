@@ -122,7 +122,7 @@ class Subscription:
     async def _catch_up(self) -> None:
         backend = await self._feeds.backends.backend()
         await self._open_inbox(backend)
-        self._since = await backend.connection.latest_time(patient=True)
+        self._since = await backend.storage.latest_time(patient=True)
 
     async def _open_inbox(self, backend: Backend) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
@@ -235,7 +235,7 @@ class SessionSubscription(Subscription):
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox(backend)
         view = await load_view(
-            backend.connection,
+            backend.storage,
             self._key,
             self._revision,
             position,

@@ -156,7 +156,7 @@ class AllSessions(SessionResources):
         query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
         async with self.answer_in_time():
             backend = await backends_of(self.service).backend()
-            names = await search.list_apps(backend.connection)
+            names = await search.list_apps(backend.storage)
             for name in filter(partial(lookup_id, "app_name"), names):
                 scope = Scope(name, self.within.user_id)
                 if self.within.app_name not in {None, name}:
@@ -219,7 +219,7 @@ class AllSessions(SessionResources):
         place = None
         if self.shows_place:
             backend = await backends_of(self.service).backend()
-            server = ", ".join(backend.connection.servers)
+            server = ", ".join(backend.storage.servers)
             place = {"name": self.service.database_name, "server": server}
         app_name, user_id, _ = self.within
         return {

@@ -689,9 +689,7 @@ class SessionResources:
     ) -> list[dict[str, Any]]:
         """Find the sessions of an app, or of a user of it, that have an id."""
         backend = await backends_of(self.service).backend()
-        found = await search.find_by_id(
-            backend.connection, app_name, user_id, session_id
-        )
+        found = await search.find_by_id(backend.storage, app_name, user_id, session_id)
         return [summary_fields(each) for each in found]
 
     def page_slot(self, key: SessionKey) -> PageSlot:

@@ -179,12 +179,12 @@ class _WriteBuffer:
 
 
 class Writer:
-    def __init__(self, connection: Storage, store: BatchStore) -> None:
-        self._connection, self._store = connection, store
-        self.buffer = _WriteBuffer(connection.limits)
-        self._most = MAX_WRITES if connection.has_transactions else 1
-        self._most_batches = MAX_BATCHES if connection.has_transactions else 1
-        self.write_timeout = connection.write_timeout
+    def __init__(self, storage: Storage, store: BatchStore) -> None:
+        self._storage, self._store = storage, store
+        self.buffer = _WriteBuffer(storage.limits)
+        self._most = MAX_WRITES if storage.has_transactions else 1
+        self._most_batches = MAX_BATCHES if storage.has_transactions else 1
+        self.write_timeout = storage.write_timeout
         self._queue: deque[_QueuedWrite] = deque()
         self._pending: dict[int, _PendingSessionWrites] = {}
         self._busy: set[DocumentId] = set()
@@ -227,7 +227,7 @@ class Writer:
         pending.count += 1
         began = monotonic() if started is None else started
         # ADK's clock is that of the caller's context.
-        now, deadline = self._connection.clock.now(), began + self.write_timeout
+        now, deadline = self._storage.clock.now(), began + self.write_timeout
         answer = asyncio.get_running_loop().create_future()
         queued = _QueuedWrite(write, expected, now, expected, pending, deadline, answer)
         self._queue.append(queued)
@@ -256,7 +256,7 @@ class Writer:
                 with ReraisedCancellation():
                     await self.write(new, new.expected, started=started)
             except AlreadyExistsError:
-                is_free = await remove_expired(self._connection, new.key)
+                is_free = await remove_expired(self._storage, new.key)
                 if not is_free or not left:
                     raise
             else:
@@ -554,8 +554,8 @@ class Writer:
             if left and not self._retry_slots.locked():
                 async with self._retry_slots:
                     attempts += 1
-                    telemetry.count(telemetry.RETRIES, self._connection.database.name)
-                    queued.now = self._connection.clock.now()
+                    telemetry.count(telemetry.RETRIES, self._storage.database.name)
+                    queued.now = self._storage.clock.now()
                     error = await self._commit(left, attempts=1)
                     left = await self._settle(left, error)
 

@@ -136,11 +136,11 @@ class QueryResults:
         return iter(self.lists)
 
 
-def query_stages(connection: Database, query: Query) -> list[Document]:
+def query_stages(database: Database, query: Query) -> list[Document]:
     """Return the stages of an aggregation that reads the documents."""
     stages: list[Document] = []
     if query.filter:
-        stages.append({"$match": connection.routed(query.filter)})
+        stages.append({"$match": database.routed(query.filter)})
     if query.order is not None:
         stages.append({"$sort": query.sort})
     if query.limit is not None:
@@ -153,16 +153,16 @@ def query_stages(connection: Database, query: Query) -> list[Document]:
 
 
 async def find_documents(
-    connection: Database, query: Query, session: Any = None
+    database: Database, query: Query, session: Any = None
 ) -> list[Document]:
     """Find the documents in a transaction, or where there are none."""
-    collection = connection.collection(query.collection)
+    collection = database.collection(query.collection)
     options = {} if session is None else {"session": session}
     if query.then:
-        stages = query_stages(connection, query)
+        stages = query_stages(database, query)
         aggregate = collection.aggregate(stages, **options)
-        return await connection.driver.fetch_all(aggregate)
-    where = connection.routed(query.filter)
+        return await database.driver.fetch_all(aggregate)
+    where = database.routed(query.filter)
     cursor = collection.find(where, query.projection or None, **options)
     if query.order is not None:
         cursor = cursor.sort(list(query.sort.items()))
@@ -268,7 +268,7 @@ async def _find_each(
     return QueryResults(lists, NO_TIME)
 
 
-def _tagged_stages(connection: Database, queries: Sequence[Query]) -> list[Document]:
+def _tagged_stages(database: Database, queries: Sequence[Query]) -> list[Document]:
     """Join queries into one aggregation, all but the last of which tag their results.
 
     The last may find many documents, which are sent as they are stored.
@@ -276,11 +276,11 @@ def _tagged_stages(connection: Database, queries: Sequence[Query]) -> list[Docum
     stages: list[Document] = []
     last = len(queries) - 1
     for number, each in enumerate(queries):
-        own = query_stages(connection, each)
+        own = query_stages(database, each)
         if number < last:
             own.append({"$set": {_TAG: number}})
         if number:
-            name = connection.prefix + each.collection
+            name = database.prefix + each.collection
             own = [{"$unionWith": {"coll": name, "pipeline": own}}]
         stages += own
     return stages

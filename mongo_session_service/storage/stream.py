@@ -46,13 +46,13 @@ _MAJORITY: Final = ReadConcern("majority")
 
 @asynccontextmanager
 async def watching(
-    connection: Database, pipeline: list[dict[str, Any]], **options: Any
+    database: Database, pipeline: list[dict[str, Any]], **options: Any
 ) -> AsyncIterator[Any]:
     """Open a change stream of the database."""
-    database = connection.database.with_options(read_concern=_MAJORITY)
-    async with connection.reading() as session:
-        watch = database.watch(pipeline, session=session, **options)
-        stream = await connection.driver.open_cursor(watch)
+    majority = database.database.with_options(read_concern=_MAJORITY)
+    async with database.reading() as session:
+        watch = majority.watch(pipeline, session=session, **options)
+        stream = await database.driver.open_cursor(watch)
         try:
             yield stream
         finally:

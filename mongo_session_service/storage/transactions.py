@@ -418,15 +418,15 @@ def commands_of(database: Database, statements: Iterable[Statement]) -> list[_Co
 
 
 class ClientSessions:
-    """A few client sessions of one connection, kept so that others can end them.
+    """A few client sessions of one database, kept so that others can end them.
 
     A process that dies in a transaction leaves its locks for 60 to 90 seconds. The ids
     of its client sessions stand beside the lease that it holds; who takes over that
     ends them.
     """
 
-    def __init__(self, connection: Database, most: int) -> None:
-        self._connection, self._most = connection, most
+    def __init__(self, database: Database, most: int) -> None:
+        self._database, self._most = database, most
         self._opened: list[Any] = []
         self._idle: list[Any] = []
 
@@ -454,8 +454,8 @@ class ClientSessions:
             await each.end_session()
 
     async def _open_all(self) -> None:
-        connection = self._connection
-        while connection.has_transactions and len(self._opened) < self._most:
-            session = await connection.start_session(causal_consistency=False)
+        database = self._database
+        while database.has_transactions and len(self._opened) < self._most:
+            session = await database.start_session(causal_consistency=False)
             self._opened.append(session)
             self._idle.append(session)

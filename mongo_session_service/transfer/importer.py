@@ -169,8 +169,8 @@ async def move(
     """
     # Before setup: that would create indexes on another service's collections.
     opened = await backends_of(service).backend()
-    connection = opened.connection
-    target = ImportTarget(connection, is_read_only=policies.is_dry_run)
+    storage = opened.storage
+    target = ImportTarget(storage, is_read_only=policies.is_dry_run)
     importer = _Importer(target, policies, on_problem)
     await target.refuse_other_layouts()
     if not policies.is_dry_run:

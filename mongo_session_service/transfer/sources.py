@@ -303,7 +303,7 @@ class StoreSource(BaseSource):
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
         opened = await backends_of(self._service).backend()
-        self.storage: Storage = opened.connection
+        self.storage: Storage = opened.storage
 
     @override
     async def count_events(self, selection: Selection) -> int:

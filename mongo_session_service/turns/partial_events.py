@@ -222,7 +222,7 @@ class PartialWriter:
     async def _keep_writing(self, backends: Backends) -> None:
         while self._queues or self._unwritten:
             backend = await backends.backend()
-            storage = backend.connection
+            storage = backend.storage
             queues, self._queues = self._queues, {}
             if not storage.has_transactions:
                 return  # nobody can watch

@@ -401,9 +401,9 @@ class RunningTurns:
         while here.turns:
             with suppress(MongoSessionServiceError):  # it looks again soon
                 backend = await self.backends.backend()
-                pause = backend.connection.limits.stop_poll_seconds
+                pause = backend.storage.limits.stop_poll_seconds
                 keys = [each.turn.key for each in here.turns]
-                stops = await requested_stops(backend.connection, keys)
+                stops = await requested_stops(backend.storage, keys)
                 for each in here.turns:
                     epoch, reason = stops.get(each.turn.key, (0, None))
                     if epoch == each.epoch:

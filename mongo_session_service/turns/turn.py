@@ -145,7 +145,7 @@ class Turn:
         backend = await self.turns.backends.backend()
         fields = (queries.TURN_FIRST_REVISION,)
         query = Query("sessions", {"_id": self.key.id}, fields=fields)
-        session = await backend.connection.find_one(query) or {}
+        session = await backend.storage.find_one(query) or {}
         self._first_revision = session.get("turn", {}).get("first_revision", 0)
         return self._own_events(await self._load(backend))
 
@@ -171,7 +171,7 @@ class Turn:
         new = {"_id": self.key.id, "turn.resumed": {"$ne": invocation_id}}
         change = {"$set": {"turn.resumed": invocation_id}}
         backend = await self.turns.backends.backend()
-        (found,) = await backend.connection.commit(Update("sessions", new, change))
+        (found,) = await backend.storage.commit(Update("sessions", new, change))
         return invocation_id if found else None
 
     async def append_event(self, event: Event) -> None:
@@ -195,7 +195,7 @@ class Turn:
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name, session_id):
             backend = await self.turns.backends.backend()
-            storage = backend.connection
+            storage = backend.storage
             self._lease = storage.lease("sessions", self.key.id, "turn.")
             self._line = backend.part(WaitingLine, storage)
             try:
@@ -236,7 +236,7 @@ class Turn:
                 for event in closing:
                     await self.append_event(event)
                 stored = await self._load(backend)
-            storage, info = backend.connection, self.info
+            storage, info = backend.storage, self.info
             await announce_abandoned_turn(storage, self.key, info.epoch - 1, info.since)
             closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
             await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
@@ -346,7 +346,7 @@ class Turn:
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
         backend = await self.turns.backends.backend()
-        self._lease.storage = backend.connection
+        self._lease.storage = backend.storage
         ended = encode_turn(self.info)
         await self._lease.release_lease(ended, forget=("stop", "first_revision"))
         await self._return_ticket()

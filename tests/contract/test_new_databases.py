@@ -20,4 +20,4 @@ async def test_a_first_write_creates_the_indexes(ours: MongoSessionService) -> N
     await ours.create_session(app_name="app", user_id="ada")
 
     backend = await backends_of(ours).backend()
-    assert await missing_indexes(backend.connection) == []
+    assert await missing_indexes(backend.storage) == []

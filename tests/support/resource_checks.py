@@ -70,7 +70,7 @@ async def leaving_nothing(
     before = others_tasks()
     yield
     opened = backends_of(service).opened.values()  # of every loop
-    clients = [each.connection.client for each in opened]
+    clients = [each.storage.client for each in opened]
     await service.close()
     await tasks_over(before)
     for client in clients:

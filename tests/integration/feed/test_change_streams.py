@@ -32,7 +32,7 @@ async def connection(victim: MongoSessionService) -> Storage:
     """Of a service with a session."""
     await victim.create_session(**SESSION)
     opened = await backends_of(victim).backend()
-    return opened.connection
+    return opened.storage
 
 
 def opened_at(connection: Storage, at: Timestamp) -> Stream:
@@ -86,9 +86,9 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
         service = MongoSessionService(client=client, database=database, _limits=limits)
         await service.create_session(**SESSION)
         opened = await backends_of(service).backend()
-        now = await opened.connection.latest_time()
+        now = await opened.storage.latest_time()
         for milliseconds in range(10):
-            changes = opened_at(opened.connection, now)
+            changes = opened_at(opened.storage, now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(milliseconds / 1000):
                     await changes.next_change()

@@ -250,7 +250,7 @@ async def test_expired_sessions_are_found_by_their_index(
     for _ in range(20):
         await service.create_session(app_name="app", user_id="user")
     backend = await backends_of(service).backend()
-    connection = backend.connection
+    connection = backend.storage
     admin[database].command("profile", 2)
 
     await service.prune()

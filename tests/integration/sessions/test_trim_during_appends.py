@@ -88,9 +88,7 @@ async def test_a_late_step_removes_nothing_of_a_new_session(
     await fill(service, 3)
 
     backend = await backends_of(service).backend()
-    removed = await trim.remove_trimmed(
-        backend.connection, KEY, old.last_update_time, 2
-    )
+    removed = await trim.remove_trimmed(backend.storage, KEY, old.last_update_time, 2)
 
     assert removed == 0
     assert await revisions(service) == [1, 2, 3]

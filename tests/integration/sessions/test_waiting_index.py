@@ -132,7 +132,7 @@ async def test_a_sessions_waiting_calls_are_those_of_its_log(
         backend = await backends_of(service).backend()
         for each in "s", *forks:
             one = key._replace(session_id=each)
-            assert not await refresh_waiting(backend.connection, one)
+            assert not await refresh_waiting(backend.storage, one)
     assert await waiting(service)
 
 

@@ -35,8 +35,8 @@ async def storage(service: MongoSessionService) -> Storage:
     """Of a service with a few documents among its leases, by number."""
     backend = await backends_of(service).backend()
     documents = [{"_id": n, "text": LONG if n == 1 else ""} for n in range(SOME)]
-    await backend.connection.commit(Insert("leases", documents))
-    return backend.connection
+    await backend.storage.commit(Insert("leases", documents))
+    return backend.storage
 
 
 async def numbers(storage: Storage) -> list[int]:

@@ -137,7 +137,7 @@ async def test_an_import_finishes_a_removal_first(
     """Events of a session that is being removed do not end up in the imported one."""
     await store_long_session(service, admin, database, KEY, 2_500)
     opened = await backends_of(service).backend()
-    steps = remove_some(opened.connection, {"_id": KEY.id})
+    steps = remove_some(opened.storage, {"_id": KEY.id})
     for _ in range(2):  # the tombstone, and the first thousand events
         await anext(steps)
     await steps.aclose()

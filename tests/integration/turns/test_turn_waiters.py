@@ -198,7 +198,7 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
     parts = {name: letter * 4096 for name, letter in zip(IDS, "aus", strict=True)}
     await service.create_session(**parts)
     backend = await service._backends.backend()  # noqa: SLF001
-    connection = backend.connection
+    connection = backend.storage
     key = SessionKey(**parts)
     async with service.turn(**parts):
         first = await waiting_line.draw_ticket(connection, key)
@@ -239,7 +239,7 @@ async def test_many_leases_of_long_ids_are_renewed(
 ) -> None:
     """The thread cuts its command as well."""
     backend = await service._backends.backend()  # noqa: SLF001
-    connection = backend.connection
+    connection = backend.storage
     held = []
     for number in range(1400):
         lease = Lease(connection, "sessions", {"id": f"{number:04}" * 3072}, "turn.")
