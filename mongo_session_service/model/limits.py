@@ -50,14 +50,14 @@ class Limits:
     partial_unwritten_bytes: int = 64_000_000
     """Bytes of partials that may wait for MongoDB to be back."""
     stop_poll_seconds: float = 0.5
-    """Seconds between looks whether running turns are to be stopped."""
+    """Poll interval, in seconds, of requests to stop running turns."""
     abort_seconds: float = 0.5
     """Seconds in which a stopped agent has to heed ADK's signal; then its task is
     cancelled."""
     cancel_seconds: float = 5.0
     """Seconds in which its task has to end then; later it can store nothing."""
     recovery_seconds: float = 1.0
-    """Seconds between looks for abandoned turns."""
+    """Poll interval, in seconds, of abandoned turns."""
     response_seconds: float = 10.0
     """Seconds in total that a late append waits for responses to function calls."""
     rebase_attempts: int = 100
@@ -82,9 +82,9 @@ class Limits:
     feed_linger_seconds: float = 10.0
     """Seconds a change stream stays open after its last subscription."""
     sweep_interval: float = 60.0
-    """Seconds between two looks for expired sessions, at most; infinite for none."""
+    """Seconds between two sweeps of expired sessions, at most; infinite for none."""
     sweep_rest: float = 1.0
-    """Seconds between two looks for expired sessions, at least."""
+    """Seconds between two sweeps of expired sessions, at least."""
     sweep_patience: float = 1.0
     """Seconds after which a sweep leaves a locked session for later."""
     removed_events: int = 1000

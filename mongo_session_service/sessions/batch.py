@@ -42,7 +42,7 @@ from mongo_session_service.sessions.reads import (
     find_event_document,
     find_session_document,
 )
-from mongo_session_service.sessions.waiting_log import waiting_after_batch
+from mongo_session_service.sessions.waiting_log import pending_calls_after_batch
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Insert,
@@ -69,12 +69,12 @@ class BatchStore:
         self,
         planned: Sequence[PlannedWrite],
         *,
-        limit: float,
+        time_limit: float,
         attempts: int | None,
     ) -> None:
         """Store sessions, events and their effect on state, as one transaction.
 
-        It is given up after ``limit`` seconds, and tried ``attempts`` times while
+        It is given up after ``time_limit`` seconds, and tried ``attempts`` times while
         another transaction holds a document; then it raises ``LockedError``. Without
         that, a new session is stored without a transaction: it takes one round trip,
         but waits while another transaction holds it. If a session is not as expected,
@@ -89,10 +89,10 @@ class BatchStore:
         if any(map(_needs_session, planned)):
             write = partial(self._write_with_sessions, planned)
             kept = storage.client_sessions
-            await storage.run(write, limit=limit, attempts=most, kept=kept)
+            await storage.run(write, time_limit=time_limit, attempts=most, kept=kept)
         else:
             statements = batch_statements(storage, planned, {})
-            await storage.commit(*statements, limit=limit, attempts=most)
+            await storage.commit(*statements, time_limit=time_limit, attempts=most)
         telemetry.record_size(
             telemetry.BATCH_SIZES, storage.database.name, len(planned)
         )
@@ -102,7 +102,7 @@ class BatchStore:
     ) -> None:
         """Write a batch whose statements depend on what its sessions hold."""
         storage = self._storage
-        waiting = await waiting_after_batch(storage, planned, tx)
+        waiting = await pending_calls_after_batch(storage, planned, tx)
         await tx.write(*batch_statements(storage, planned, waiting))
         renamed = {
             it.write.key
@@ -122,7 +122,7 @@ class BatchStore:
                 raise RefusedError
 
     async def judge_refused(
-        self, planned: PlannedWrite, *, limit: float, may_retry: bool
+        self, planned: PlannedWrite, *, time_limit: float, may_retry: bool
     ) -> tuple[Marker, int | None]:
         """Find out why a write was refused.
 
@@ -142,7 +142,7 @@ class BatchStore:
 
         # A primary may show what it has not replicated, and lose it when it is deposed.
         # What a transaction has read is on a majority once it is committed.
-        session, stored = await self._storage.run(find, limit=limit)
+        session, stored = await self._storage.run(find, time_limit=time_limit)
         marker = Marker.of(session)
         if stored is None:
             turn = session.get("turn", {})

@@ -178,31 +178,31 @@ async def remove_expired(storage: Storage, key: SessionKey) -> bool:
 
 
 async def removals(
-    storage: Storage, wanted: Document, *, limit: float | None = None
+    storage: Storage, wanted: Document, *, time_limit: float | None = None
 ) -> AsyncIterator[Removal]:
     """Remove sessions that match, and yield each step, until none is left.
 
-    A step is given up after ``limit`` seconds, as if a session is locked.
+    A step is given up after ``time_limit`` seconds, as if a session is locked.
     """
     is_last = False
     while not is_last:
-        async for removal in remove_some(storage, wanted, limit=limit):
+        async for removal in remove_some(storage, wanted, time_limit=time_limit):
             is_last = removal.is_last
             yield removal
 
 
 async def remove_some(
-    storage: Storage, wanted: Document, *, limit: float | None = None
+    storage: Storage, wanted: Document, *, time_limit: float | None = None
 ) -> AsyncGenerator[Removal]:
     """Remove some of the sessions that match, one of them at least; yield each step.
 
     Other processes may remove the same sessions at the same time.
     """
     step = partial(_remove_short, storage, wanted)
-    removal, placeholders = await storage.run(step, limit=limit)
+    removal, placeholders = await storage.run(step, time_limit=time_limit)
     yield removal
     for each in placeholders:
-        async for events in _remove_placeholder(storage, each, limit):
+        async for events in _remove_placeholder(storage, each, time_limit):
             yield removal._replace(sessions=0, events=events)
 
 
@@ -272,7 +272,7 @@ async def _replace_with_tombstone(
 
 
 async def _remove_placeholder(
-    storage: Storage, document: Document, limit: float | None
+    storage: Storage, document: Document, time_limit: float | None
 ) -> AsyncIterator[int]:
     """Remove the events of a tombstone or a reservation; with the last ones, itself.
 
@@ -295,7 +295,7 @@ async def _remove_placeholder(
     surplus = len(apart)
     with suppress(RefusedError):  # somebody else has removed the rest
         async for count in storage.remove(
-            "events", queries.all_events(key), fence, end, limit=limit
+            "events", queries.all_events(key), fence, end, time_limit=time_limit
         ):
             yield count - surplus
             surplus = 0

@@ -165,7 +165,7 @@ class Fork:
     async def copy_events(self, after: int, until: int) -> None:
         log = queries.events_until(self.source, until, after)
         new = {"_id.session_id": self.target.session_id}
-        await self.storage.copy("events", log, new, limit=_STEP_SECONDS)
+        await self.storage.copy("events", log, new, time_limit=_STEP_SECONDS)
 
     async def build_session(self) -> tuple[Document, list[Update]]:
         """Build the new session's document, and updates for a large initial state."""

@@ -50,7 +50,7 @@ _KEYS_AT_ONCE: Final = 1000
 """Sessions whose shared state is read at once: a command holds 16 MB of their ids."""
 
 IDLE: Final = 300.0
-"""Seconds after which a log that nobody has read is dropped."""
+"""Seconds after its latest read at which a log is dropped."""
 
 LIFETIME: Final = 300.0
 """Seconds after which a log is read from the database again, all of it: its events may
@@ -384,7 +384,7 @@ class ReadCache:
             self.size = 0
 
     def drop_idle(self) -> None:
-        """Forget what nobody has read for :data:`IDLE` seconds; look again later."""
+        """Drop logs that were not read for :data:`IDLE` seconds; repeat this later."""
         with self._lock:
             self._timer = None
             while self._logs:

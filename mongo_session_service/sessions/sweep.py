@@ -36,7 +36,7 @@ _AFTER_FAILURE: Final = 5.0
 
 @dataclass(slots=True)
 class SweepSchedule:
-    """Times at which a service looks for what has expired, in whichever event loop."""
+    """When a service next sweeps expired sessions, in any of its event loops."""
 
     interval: float
     rest: float
@@ -46,9 +46,9 @@ class SweepSchedule:
 
     @classmethod
     def of_limits(cls, limits: Limits) -> SweepSchedule:
-        """Make a schedule whose first look is at a random time within an interval."""
+        """Make a schedule whose first sweep is at a random time within an interval."""
         schedule = cls(limits.sweep_interval, limits.sweep_rest)
-        # Not early, since a process that ends soon, as a command does, need not look.
+        # Not early, since a process that ends soon, as a command does, need not sweep.
         schedule.expect(schedule.interval * random.uniform(0.5, 1))  # noqa: S311
         return schedule
 
@@ -59,10 +59,10 @@ class SweepSchedule:
 
     @property
     def delay(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next sweep."""
         return max(self.due, self.rests_until) - time.monotonic()
 
-    def begin_look(self) -> None:
+    def note_sweep(self) -> None:
         self.due = time.monotonic() + self.interval
         self.rests_until = time.monotonic() + self.rest
 
@@ -110,15 +110,15 @@ class Sweep:
             loop, jitter = asyncio.get_running_loop(), random.uniform(0.05, _JITTER)  # noqa: S311
             self._timer = loop.call_later(
                 delay + jitter,
-                _sweep_alive,
+                _on_timer,
                 weakref.ref(self),
                 context=Context(),
             )
 
-    def _look(self) -> None:
+    def _sweep_if_due(self) -> None:
         is_running = self._task is not None and not self._task.done()
         if self._schedule.delay <= 0 and not is_running:
-            self._schedule.begin_look()
+            self._schedule.note_sweep()
             self._task = keep_running("The sweep of expired sessions", self._sweep)
         self._set_timer()
 
@@ -135,9 +135,9 @@ class Sweep:
             self.sweep_within(wait)
 
 
-def _sweep_alive(sweep: weakref.ref[Sweep]) -> None:
+def _on_timer(sweep: weakref.ref[Sweep]) -> None:
     if (alive := sweep()) is not None:
-        alive._look()  # noqa: SLF001  its own timer
+        alive._sweep_if_due()  # noqa: SLF001  its own timer
 
 
 async def remove_all_expired(storage: Storage) -> float:
@@ -166,8 +166,8 @@ async def _remove_due(storage: Storage, ids: list[Document]) -> int:
     """
     wanted = {**queries.expired_on_server_filter(storage), "_id": {"$in": ids}}
     # A session may be locked by an append that renews it.
-    limit = storage.limits.sweep_patience
-    steps = deletion.removals(storage, wanted, limit=limit)
+    time_limit = storage.limits.sweep_patience
+    steps = deletion.removals(storage, wanted, time_limit=time_limit)
     try:
         return sum([each.sessions + each.events async for each in steps])
     except TooLateError:

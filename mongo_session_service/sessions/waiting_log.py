@@ -57,7 +57,7 @@ async def pending_calls_at(storage: Storage, log: LogAtRevision) -> WaitingCalls
     The log may be of a session that is being copied.
     """
     steps, firsts = await _read_steps(storage, log)
-    return WaitingCalls.of(_without_undone(steps, firsts))
+    return WaitingCalls.of(_calls_after_steps(steps, firsts))
 
 
 async def pending_call_fields(
@@ -69,12 +69,12 @@ async def pending_call_fields(
     return {name: it for name, it in fields.items() if it is not None}
 
 
-async def waiting_after(
+async def pending_calls_after(
     storage: Storage, session: Document, appends: Sequence[tuple[int, Append]]
 ) -> dict[int, Document]:
-    """Encode what waits after each append that changes it, by revision.
+    """Encode the pending calls after each append that changes them, by revision.
 
-    Given is the session's document before the appends, or its ``WAITING_HEAD``.
+    ``session`` is its document before the appends, or the ``WAITING_HEAD`` of it.
     """
     hooks, key = storage.hooks, SessionKey(**session["_id"])
     before = decode_waiting(session, hooks)
@@ -94,7 +94,7 @@ async def waiting_after(
             continue
         if is_counted:
             steps.append((revision, step))
-            calls = _without_undone(steps, firsts)
+            calls = _calls_after_steps(steps, firsts)
         else:
             calls = waiting_calls([(revision, step)], calls)
         after = WaitingCalls.of(calls)
@@ -104,7 +104,7 @@ async def waiting_after(
     return found
 
 
-async def waiting_after_batch(
+async def pending_calls_after_batch(
     storage: Storage, planned: Iterable[PlannedWrite], tx: Transaction
 ) -> dict[tuple[SessionKey, int], Document]:
     appends: dict[SessionKey, list[tuple[int, Append]]] = {}
@@ -125,7 +125,7 @@ async def waiting_after_batch(
         key = SessionKey(**session["_id"])
         # If it is at another revision, the batch is going to be refused.
         if session.get("revision") == appends[key][0][0] - 1:
-            after = await waiting_after(storage, session, appends[key])
+            after = await pending_calls_after(storage, session, appends[key])
             found |= {(key, revision): it for revision, it in after.items()}
     return found
 
@@ -147,8 +147,8 @@ async def refresh_waiting(storage: Storage, key: SessionKey) -> bool:
     return False
 
 
-def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
-    """Find what waits after the steps of a log that no rewind has undone."""
+def _calls_after_steps(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
+    """Find the pending calls after a log's steps, without those that are undone."""
     undoing = [(n, it.rewinds_before) for n, it in steps if it.rewinds_before]
     undone = event_log.undone_parts(undoing, firsts)
     return waiting_calls(

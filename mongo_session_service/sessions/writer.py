@@ -406,9 +406,11 @@ class Writer:
         if not part:
             return None
         _plan(part)
-        limit = min(map(_deadline_of, part)) - monotonic()
+        time_limit = min(map(_deadline_of, part)) - monotonic()
         try:
-            await self._store.commit_batch(part, limit=limit, attempts=attempts)
+            await self._store.commit_batch(
+                part, time_limit=time_limit, attempts=attempts
+            )
         except Exception as error:  # noqa: BLE001  the callers raise it
             return error
         return None
@@ -436,10 +438,10 @@ class Writer:
 
     async def _settle_refused(self, queued: _QueuedWrite) -> list[_QueuedWrite]:
         """End a write that expected what is not so, or return it to be tried again."""
-        limit, may_retry = queued.deadline - monotonic(), queued.retries > 0
+        time_limit, may_retry = queued.deadline - monotonic(), queued.retries > 0
         try:
             marker, revision = await self._store.judge_refused(
-                queued, limit=limit, may_retry=may_retry
+                queued, time_limit=time_limit, may_retry=may_retry
             )
         except StorageUnavailableError as failure:
             return self._give_up([queued], failure)

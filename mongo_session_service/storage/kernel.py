@@ -70,7 +70,7 @@ the statements that end the removal. Each step yields how many documents it remo
 
 **Copy** documents under other ids, on the server::
 
-    await storage.copy("events", log, {"_id.session_id": "new"}, limit=40)
+    await storage.copy("events", log, {"_id.session_id": "new"}, time_limit=40)
 
 **Hold** the lease in a document, and **follow** the database's changes, through
 failures, until they can no longer be followed::
@@ -224,7 +224,7 @@ class Storage(Database):
     async def commit(
         self,
         *statements: Statement,
-        limit: float | None = None,
+        time_limit: float | None = None,
         attempts: int | None = None,
         patient: bool = False,
         atomic: bool = True,
@@ -236,24 +236,24 @@ class Storage(Database):
         some are written if others are refused; so that a process that is killed leaves
         nothing locked.
 
-        It is given up after ``limit`` seconds, by default ``write_timeout``. Of write
-        conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the last;
-        without that, a statement by itself waits for the lock.
+        It is given up after ``time_limit`` seconds, by default ``write_timeout``. Of
+        write conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the
+        last; without that, a statement by itself waits for the lock.
         """
         if attempts is None and needs_no_transaction(statements):
             (statement,) = statements
             return [
                 await self._outside_transaction(
-                    lambda tx: write_single(tx, statement), limit, patient=patient
+                    lambda tx: write_single(tx, statement), time_limit, patient=patient
                 )
             ]
         if not atomic:
             return await self._outside_transaction(
-                lambda tx: write_unordered(tx, statements), limit, patient=patient
+                lambda tx: write_unordered(tx, statements), time_limit, patient=patient
             )
         return await self.run(
             lambda tx: tx.write(*statements),
-            limit=limit,
+            time_limit=time_limit,
             attempts=attempts,
             patient=patient,
             kept=self.client_sessions,
@@ -263,7 +263,7 @@ class Storage(Database):
         self,
         work: Callable[[Transaction], Awaitable[Result]],
         *,
-        limit: float | None = None,
+        time_limit: float | None = None,
         attempts: int | None = None,
         patient: bool = False,
         kept: ClientSessions | None = None,
@@ -271,7 +271,7 @@ class Storage(Database):
         """Run ``work`` as one transaction, on a majority when this returns.
 
         It may be called again, so it computes everything afresh. The transaction is
-        given up after ``limit`` seconds, as ``TooLateError``, by default after
+        given up after ``time_limit`` seconds, as ``TooLateError``, by default after
         ``write_timeout``. It runs in one of the client sessions that are ``kept``, if
         one is idle. For the rest see :meth:`commit`.
         """
@@ -280,7 +280,7 @@ class Storage(Database):
         def attempt() -> Awaitable[Result]:
             if not self.has_transactions:
                 return uninterrupted(work(Transaction(self, None)))
-            running = run_committed(self, work, limit, attempts, kept=kept)
+            running = run_committed(self, work, time_limit, attempts, kept=kept)
             return uninterrupted(running)
 
         return await repeat(self.client, attempt, effect, patient=patient)
@@ -312,7 +312,7 @@ class Storage(Database):
         fence: Update,
         end: Sequence[Statement] = (),
         *,
-        limit: float | None = None,
+        time_limit: float | None = None,
     ) -> AsyncGenerator[int]:
         """Remove documents in steps, in the order of ``_id``; yield each one's count.
 
@@ -340,15 +340,15 @@ class Storage(Database):
         is_last = False
         while not is_last:
             with reporting_partial_removal():
-                count, is_last = await self.run(remove_step, limit=limit)
+                count, is_last = await self.run(remove_step, time_limit=time_limit)
             yield count
 
     async def copy(
-        self, collection: str, wanted: Document, new: Document, *, limit: int
+        self, collection: str, wanted: Document, new: Document, *, time_limit: int
     ) -> None:
         """Copy documents within a collection, with new fields; keep what is there.
 
-        A part may be copied when it fails. The server gives it up after ``limit``
+        A part may be copied when it fails. The server gives it up after ``time_limit``
         seconds, as ``TooLateError``.
         """
         if self.is_mock:  # which has no $merge
@@ -367,14 +367,14 @@ class Storage(Database):
             ],
             "cursor": {},
             "writeConcern": {"w": "majority"},
-            "maxTimeMS": 1000 * limit,
+            "maxTimeMS": 1000 * time_limit,
         }
 
         async def run() -> None:
             try:
                 await self.database.command(command)
             except ExecutionTimeout:
-                message = f"MongoDB did not copy within {limit} seconds."
+                message = f"MongoDB did not copy within {time_limit} seconds."
                 raise TooLateError(message) from None
 
         # What is copied twice is there once.
@@ -464,13 +464,13 @@ class Storage(Database):
     def _outside_transaction(
         self,
         write: Callable[[Transaction], Awaitable[Result]],
-        limit: float | None,
+        time_limit: float | None,
         *,
         patient: bool,
         shielded: bool = True,
     ) -> Awaitable[Result]:
         """Write outside of transactions."""
-        seconds = self.write_timeout if limit is None else max(limit, 0.0)
+        seconds = self.write_timeout if time_limit is None else max(time_limit, 0.0)
 
         async def writing() -> Result:
             try:

@@ -112,7 +112,7 @@ class Lease:
     async def acquire(
         self,
         where: Document | None = None,
-        limit: float = math.inf,
+        time_limit: float = math.inf,
         *,
         forget: Iterable[str] = (),
         patient: bool = False,
@@ -120,10 +120,10 @@ class Lease:
         """Acquire the lease if it is free, and its document matches ``where``.
 
         Returns the lease as it is then. One that has expired may be watched first. The
-        server waits for a locked document for ``limit`` seconds. The fields ``forget``,
-        about who had it before, go. A cancellation waits for the outcome, which
-        ``epoch`` shows. Without an answer before the lease could have expired, it
-        raises ``StorageUnavailableError``.
+        server waits for a locked document for ``time_limit`` seconds. The fields
+        ``forget``, about its previous holder, are removed. A cancellation waits for the
+        outcome, which ``epoch`` shows. Without an answer before the lease could have
+        expired, it raises ``StorageUnavailableError``.
         """
         seconds, path = self.storage.limits.lease_seconds, self.path
         is_free = [
@@ -141,13 +141,13 @@ class Lease:
         }
         if names := {f"{path}{name}": "" for name in forget}:
             change["$unset"] = names
-        limit = max(min(limit, seconds), _LOCK_WAIT_SECONDS)
+        time_limit = max(min(time_limit, seconds), _LOCK_WAIT_SECONDS)
 
         async def take(free: Document) -> Document | None:
             self.renewed_at = time.monotonic()
             free = {"_id": self.id, **(where or {}), **free}
             asked_at = boot_time()
-            updating = self._update_lease(free, change, limit)
+            updating = self._update_lease(free, change, time_limit)
             found = await asyncio.wait_for(
                 self.write_past_dead_holder(updating), seconds + 1
             )
@@ -265,14 +265,16 @@ class Lease:
         return self._lease_in(found[0]) if found else None
 
     async def _update_lease(
-        self, where: Document, change: Document, limit: float | None = None
+        self, where: Document, change: Document, time_limit: float | None = None
     ) -> Document | None:
         """Update the lease and return it; None if its document does not match."""
         update = Update(self.collection, where, change)
         fields = tuple(filter(None, [self.path.rstrip(".")]))
         async with self.storage.writing() as session:
             tx = Transaction(self.storage, session)
-            found = await tx.find_and_update(update, fields=fields, limit=limit)
+            found = await tx.find_and_update(
+                update, fields=fields, time_limit=time_limit
+            )
         return self._lease_in(found) if found else None
 
     def _lease_in(self, document: Document) -> Document:
@@ -447,7 +449,7 @@ def _renew_due(database: Any, due: list[Lease]) -> None:
                     _renew_together(collection, [each], _SINGLE_RENEWAL_SECONDS)
 
 
-def _renew_together(collection: Any, leases: list[Lease], limit: float) -> None:
+def _renew_together(collection: Any, leases: list[Lease], time_limit: float) -> None:
     """Renew leases of one collection, and note which of them were taken over."""
     started = time.monotonic()
     path, ids = leases[0].path, [each.id for each in leases]
@@ -455,7 +457,7 @@ def _renew_together(collection: Any, leases: list[Lease], limit: float) -> None:
     where = {"_id": ids[0] if len(ids) == 1 else {"$in": ids}}
     mine = {f"{path}holder.token": {"$in": [each.token for each in leases]}}
     change = {"$currentDate": {f"{path}renewed_at": True}}
-    with pymongo.timeout(limit):
+    with pymongo.timeout(time_limit):
         renewed = collection.update_many({**where, **mine}, change)
         if renewed.matched_count < len(leases):
             holder = {"$project": {"token": f"${path}holder.token"}}

@@ -130,7 +130,7 @@ class QueryResults:
     is_whole: bool = True
     """Whether these are all, and not those of the first reply alone."""
     encoded: Sequence[Encoded] = ()
-    """Each of them as it was sent, or the reply that holds all, if that is small."""
+    """The documents as BSON, or the reply that contains them, if that is small."""
 
     def __iter__(self) -> Iterator[list[Any]]:
         return iter(self.lists)

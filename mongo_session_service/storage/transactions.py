@@ -71,7 +71,7 @@ class _WriteConflictError(OperationFailure):
 async def run_committed(
     database: Database,
     work: Callable[[Transaction], Awaitable[Result]],
-    limit: float | None = None,
+    time_limit: float | None = None,
     attempts: int | None = None,
     *,
     kept: ClientSessions | None = None,
@@ -80,10 +80,10 @@ async def run_committed(
 
     ``work`` computes everything afresh each time.
 
-    It is given up after ``limit`` seconds, by default ``write_timeout``. Of write
+    It is given up after ``time_limit`` seconds, by default ``write_timeout``. Of write
     conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the last.
     """
-    seconds = database.write_timeout if limit is None else max(limit, 0.0)
+    seconds = database.write_timeout if time_limit is None else max(time_limit, 0.0)
     attempt = _Attempt(database, work, attempts)
     primary = database.known_primary()
     async with (
@@ -113,7 +113,7 @@ async def run_committed(
                 text = f"it did not finish a transaction within {seconds:g} seconds"
                 late = TimeLimitError(text)
                 failure = await attempt.end(session, late, is_late=True)
-                if failure is late and limit is not None:
+                if failure is late and time_limit is not None:
                     failure = TooLateError(f"MongoDB is unavailable: {text}.")
                 raise failure from None
         except asyncio.CancelledError:
@@ -225,15 +225,15 @@ class Transaction:
         *,
         fields: tuple[str, ...] = (),
         before: bool = False,
-        limit: float | None = None,
+        time_limit: float | None = None,
     ) -> Document | None:
         """Update one document; return it as it is then, or was before.
 
-        The server waits for a locked document for ``limit`` seconds at most.
+        The server waits for a locked document for ``time_limit`` seconds at most.
         """
         database, options = self._database, self._options
-        if limit is not None and not database.is_mock:
-            options["maxTimeMS"] = round(1000 * limit)
+        if time_limit is not None and not database.is_mock:
+            options["maxTimeMS"] = round(1000 * time_limit)
         collection = database.with_default_codec(database.collection(update.collection))
         found: Document | None = await collection.find_one_and_update(
             database.routed(update.filter),

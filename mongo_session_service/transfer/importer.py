@@ -38,7 +38,7 @@ from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import (
     pending_call_fields,
-    waiting_after,
+    pending_calls_after,
 )
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
@@ -498,7 +498,7 @@ class ImportTarget(StoreTarget):
         matched += incoming.offset
         appends = enumerate(incoming.appends, incoming.offset + 1)
         missing = [each for each in appends if each[0] > matched]
-        waiting = await waiting_after(self._storage, stored, missing)
+        waiting = await pending_calls_after(self._storage, stored, missing)
         events = list(incoming.documents(matched, waiting))
         initial: list[Update] | None = None
         if incoming.is_last:
