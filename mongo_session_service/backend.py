@@ -303,7 +303,7 @@ async def _finish_writes(entry: Backend) -> None:
     for close in entry.closers:
         await close()
     await entry.sweep.stop()
-    await entry.writer.settled()
+    await entry.writer.finish_writes()
     await entry.storage.client_sessions.end_all()
 
 

@@ -149,7 +149,7 @@ class _SessionLog:
 
         The oldest comes first. Nothing if the session is no longer stored.
         """
-        is_ending = _is_ending(event)
+        is_ending = _ends_invocation(event)
         if _is_user_message(event) or not (is_ending or event.invocation_id):
             return []
         invocation: list[Event] = []
@@ -160,8 +160,8 @@ class _SessionLog:
                 if is_begun and gap == _GAP:
                     break
                 continue
-            if invocation and _is_ending(each):
-                return _after_ending(invocation[::-1])
+            if invocation and _ends_invocation(each):
+                return _events_after_response(invocation[::-1])
             is_begun, gap = is_begun or _is_user_message(each), 0
             if is_begun and not is_ending:
                 return []
@@ -220,14 +220,14 @@ def _is_user_message(event: Event) -> bool:
     return event.author == "user" and not event.get_function_responses()
 
 
-def _is_ending(event: Event) -> bool:
+def _ends_invocation(event: Event) -> bool:
     """True if an invocation ends with it: a final response, not a state change."""
     has_content = event.content is not None and bool(event.content.parts)
     is_response = has_content or bool(event.error_code) or event.output is not None
     return event.author != "user" and is_response and event.is_final_response()
 
 
-def _after_ending(events: list[Event]) -> list[Event]:
+def _events_after_response(events: list[Event]) -> list[Event]:
     """Return what to hand over when an invocation goes on after a final response.
 
     Up to the user's next message each has followed by itself. Events without an

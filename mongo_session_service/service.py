@@ -412,7 +412,7 @@ class MongoSessionService(BaseSessionService):
                 app_name=app, user_id=user, limit=page_size, page_token=page_token
             )
             return ListedPage.model_construct(
-                sessions=[*map(_listed, page.sessions)],
+                sessions=[*map(_as_listed_session, page.sessions)],
                 next_page_token=page.next_page_token,
             )
         backend = await self._backends.backend()
@@ -1520,7 +1520,7 @@ class MongoSessionService(BaseSessionService):
         return replace(self._feeds.stats(), checkpoint_ages=reading)
 
 
-def _listed(summary: SessionSummary) -> Session:
+def _as_listed_session(summary: SessionSummary) -> Session:
     """Make what a list shows of a session."""
     expires = summary.expire_time is not None
     marker = Marker(summary.revision, summary.create_time, summary.ttl, expires)

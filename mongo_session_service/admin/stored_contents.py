@@ -173,7 +173,7 @@ async def _count_erasable_session(
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
     opened = await backends_of(service).backend()
-    wanted = {"_id": key.id, **deletion.deletable(opened.storage)}
+    wanted = {"_id": key.id, **deletion.deletable_filter(opened.storage)}
     found = await opened.storage.find_one(
         Query("sessions", wanted, fields=deletion.LENGTH)
     )

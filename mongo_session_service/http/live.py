@@ -162,7 +162,7 @@ class AllSessions(SessionResources):
                 if self.within.app_name not in {None, name}:
                     continue
                 rows, token = await self.find_rows(scope, query)
-                if rows := await self._permitted(request, rows):
+                if rows := await self._permitted_rows(request, rows):
                     counted = {"sessions": len(rows), "has_more": token is not None}
                     shown.append({"app_name": name, **counted, "latest": rows[0]})
             return json_response({"apps": shown, **await self._place()})
@@ -177,7 +177,7 @@ class AllSessions(SessionResources):
         scope = self._of_app(app_name)
         async with self.answer_in_time():
             rows, token = await self.find_rows(scope, query)
-            shown = await self._permitted(request, rows)
+            shown = await self._permitted_rows(request, rows)
             listed = {"sessions": shown, "next_page_token": token}
             return json_response(listed | await self._place())
 
@@ -192,7 +192,7 @@ class AllSessions(SessionResources):
                 {**SessionKey(*turn[:3])._asdict(), "status": turn.status}
                 for turn in found
             ]
-            return json_response({"turns": await self._permitted(request, rows)})
+            return json_response({"turns": await self._permitted_rows(request, rows)})
 
     async def stream_app(
         self,
@@ -241,7 +241,7 @@ class AllSessions(SessionResources):
             outlines = await self.open_outlines(scope, query, may_show, opening)
             return ChangeStream([outlines], opening.pop_all(), permit, self.limits)
 
-    async def _permitted(
+    async def _permitted_rows(
         self, request: Request, rows: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         return [

@@ -26,7 +26,7 @@ class Index:
         """True if the driver's description of a collection's indexes has it."""
         there = described.get(self.name)
         return there is not None and (
-            [tuple(each) for each in there["key"]] == self.directed
+            [tuple(each) for each in there["key"]] == self.directed_keys
             and bool(there.get("unique")) == self.unique
             and bool(there.get("sparse")) == self.sparse
             and there.get("partialFilterExpression") == self._partial
@@ -34,7 +34,7 @@ class Index:
         )
 
     @property
-    def directed(self) -> list[tuple[str, int]]:
+    def directed_keys(self) -> list[tuple[str, int]]:
         return [(name, 1) for name in self.keys]
 
     @property

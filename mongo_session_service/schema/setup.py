@@ -68,7 +68,7 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     refuse_newer(version)
     skipped = await _create_missing(attempts, collections, indexes, builds=builds)
     if version is None:
-        with attempts.trying("the schema version"):
+        with attempts.recording_failure("the schema version"):
             await _record_version(storage)
     attempts.log_failures()
     failed = [each for each in INDEXES if _index_name(storage, each) in attempts.failed]
@@ -94,7 +94,7 @@ class _CreationAttempts:
         self.failed: dict[str, str] = {}
 
     @contextmanager
-    def trying(self, *things: str) -> Iterator[None]:
+    def recording_failure(self, *things: str) -> Iterator[None]:
         """Try to create something that the service works without."""
         try:
             yield
@@ -116,14 +116,16 @@ class _CreationAttempts:
 
 
 async def _missing_collections(attempts: _CreationAttempts) -> set[str]:
-    with attempts.trying("collections"):
+    with attempts.recording_failure("collections"):
         return {*_NEEDED} - await server.collection_names(attempts.storage)
     return set()
 
 
 async def _missing_indexes(attempts: _CreationAttempts) -> list[Index]:
     # Creating an index that exists would need the privilege as well.
-    with attempts.trying(*(_index_name(attempts.storage, each) for each in INDEXES)):
+    with attempts.recording_failure(
+        *(_index_name(attempts.storage, each) for each in INDEXES)
+    ):
         return await missing_indexes(attempts.storage)
     return []
 
@@ -153,7 +155,7 @@ async def _create_missing(
         elif lacking and await _create_indexes(attempts, name, lacking):
             new.discard(name)
     for name in sorted(new):
-        with attempts.trying(f"collection {storage.prefix + name!r}"):
+        with attempts.recording_failure(f"collection {storage.prefix + name!r}"):
             await server.create_collection(storage, name)
     return skipped
 
@@ -162,13 +164,13 @@ async def _create_indexes(
     attempts: _CreationAttempts, name: str, lacking: list[Index]
 ) -> bool:
     """Create indexes, and their collection; True if all exist then."""
-    definitions = [(each.directed, each.options) for each in lacking]
+    definitions = [(each.directed_keys, each.options) for each in lacking]
     with suppress(NotAuthorizedError, NotCreatedError):
         await server.create_indexes(attempts.storage, name, definitions)
         return True
     for index, each in zip(lacking, definitions, strict=True):
         # One that fails does not keep the others from it.
-        with attempts.trying(_index_name(attempts.storage, index)):
+        with attempts.recording_failure(_index_name(attempts.storage, index)):
             await server.create_indexes(attempts.storage, name, [each])
     return False
 

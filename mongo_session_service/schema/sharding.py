@@ -45,7 +45,7 @@ def script(database: str, prefix: str, zones: Iterable[tuple[str, str]] = ()) ->
     """
     indexes = {name: shard_key_index(name) for name in SHARDED}
     listed = ",\n".join(
-        f"  {json.dumps([f'{prefix}{name}', dict(each.directed), each.options])}"
+        f"  {json.dumps([f'{prefix}{name}', dict(each.directed_keys), each.options])}"
         for name, each in indexes.items()
     )
     ranges = "".join(f"\n  {json.dumps(each)}," for each in zones)

@@ -118,7 +118,7 @@ class Removal(NamedTuple):
     """Whether no session is left that matches."""
 
 
-def deletable(storage: Storage) -> Document:
+def deletable_filter(storage: Storage) -> Document:
     """The filter for what a delete may remove.
 
     That is all but a fork that has not expired: the server may be copying events.
@@ -155,7 +155,7 @@ async def remove_session(storage: Storage, key: SessionKey) -> None:
     the session, or pruning, resumes it.
     """
     # Once: by now there may be a new session with the same id.
-    async for _ in remove_some(storage, {"_id": key.id, **deletable(storage)}):
+    async for _ in remove_some(storage, {"_id": key.id, **deletable_filter(storage)}):
         pass
 
 

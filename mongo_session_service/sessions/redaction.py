@@ -295,7 +295,7 @@ async def _redact_initial_state(
         }
         if document and same:
             owner = Owner.of_session(key)
-            change = _replacing(INITIAL, storage, owner, same, replacement)
+            change = _replacement_update(INITIAL, storage, owner, same, replacement)
             same_id = {"_id": document["_id"]}
             await tx.write(Update(collection, same_id, {"$set": change}))
 
@@ -325,7 +325,7 @@ async def _find_unredacted_keys(
 ) -> set[str]:
     _, own = await _find_own_keys(storage, part)
     owner = Owner.of_session(part.key)
-    values = _replacing("state", storage, owner, own, replacement)
+    values = _replacement_update("state", storage, owner, own, replacement)
     query = Query("sessions", {"_id": part.key.id}, fields=("state",))
     found = await storage.find_one(query, patient=True)
     state = (found or {}).get("state", {})
@@ -376,7 +376,7 @@ async def _redact_values(
     key = part.key
     shared = await _find_shared_keys(storage, part, tx)
     owner = Owner.of_session(key)
-    change = _replacing("state", storage, owner, own, replacement)
+    change = _replacement_update("state", storage, owner, own, replacement)
     where = {"_id": key.id, "create_time": part.created, "revision": revision}
     if ADK_METADATA in own and storage.hooks.is_missing:
         change |= await _redact_title(storage, where, replacement, tx)
@@ -385,7 +385,7 @@ async def _redact_values(
         return False
     for owner, collection, id_ in _shared_scopes(key):
         if names := shared[owner]:
-            change = _replacing("state", storage, owner, names, replacement)
+            change = _replacement_update("state", storage, owner, names, replacement)
             update = {"$set": change, "$inc": {"revision": 1}}
             await tx.write(Update(collection, {"_id": id_}, update))
     return True
@@ -405,7 +405,7 @@ async def _redact_title(
     return title
 
 
-def _replacing(
+def _replacement_update(
     field: str, storage: Storage, owner: Owner, names: set[str], replacement: str
 ) -> Document:
     """The change that replaces values of a field with state, named as stored."""

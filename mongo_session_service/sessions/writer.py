@@ -262,7 +262,7 @@ class Writer:
             else:
                 return
 
-    async def settled(self) -> None:
+    async def finish_writes(self) -> None:
         while waiting := [*self._tasks, *(each.answer for each in self._queue)]:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 

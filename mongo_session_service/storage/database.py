@@ -251,7 +251,7 @@ class Database:
         return self.driver.known_primary(self.client)
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[Any]:
+    async def write_session(self) -> AsyncIterator[Any]:
         """Open a client session whose write is recorded as the service's latest.
 
         None where there are no transactions.
@@ -265,7 +265,7 @@ class Database:
             self.latest.advance(session.operation_time, primary)
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Any]:
+    async def read_session(self) -> AsyncIterator[Any]:
         """Open a client session; if the caller is cancelled, end its cursors."""
         if self.is_mock:
             yield None

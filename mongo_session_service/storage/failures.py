@@ -402,9 +402,9 @@ def translate_error(
     ):
         return errors.UnknownOutcomeError(_UNKNOWN_OUTCOME)
     if isinstance(error, driver.ConnectionFailure | driver.ExecutionTimeout):
-        return _unavailable(error, client)
+        return _unavailable_error(error, client)
     if isinstance(error, OperationFailure):
-        return _refused(error)
+        return _refusal_error(error)
     if isinstance(error, LoginLostError):
         return errors.StorageUnavailableError(_LOGIN_LOST)
     if is_starting(error):
@@ -419,7 +419,9 @@ def translate_error(
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
 
 
-def _unavailable(error: PyMongoError, client: Any) -> errors.MongoSessionServiceError:
+def _unavailable_error(
+    error: PyMongoError, client: Any
+) -> errors.MongoSessionServiceError:
     if isinstance(error, TimeLimitError):
         reason = f"{error}."
     elif not isinstance(error, driver.ServerSelectionTimeoutError):
@@ -444,7 +446,7 @@ def _has_refused_login(client: Any) -> bool:
     return any("Authentication failed" in str(each.error) for each in servers)
 
 
-def _refused(error: OperationFailure) -> StorageError:
+def _refusal_error(error: OperationFailure) -> StorageError:
     details = error.details or {}
     name = f"{details.get('codeName', 'error')} (code {error.code})"
     if error.code in _DOCUMENT_TOO_LARGE:

@@ -209,7 +209,7 @@ class Storage(Database):
         they do not fit into a reply. It is read at ``as_of``, by default at a current
         time. With each page, the queries ``beside`` it are read as well.
         """
-        query = query.paged(self.limits.page_events)
+        query = query.with_page_size(self.limits.page_events)
         is_last = False
         while not is_last:
             answer = await self.read(
@@ -472,14 +472,14 @@ class Storage(Database):
         """Write outside of transactions."""
         seconds = self.write_timeout if time_limit is None else max(time_limit, 0.0)
 
-        async def writing() -> Result:
+        async def write_in_time() -> Result:
             try:
-                async with asyncio.timeout(seconds), self.writing() as session:
+                async with asyncio.timeout(seconds), self.write_session() as session:
                     return await write(Transaction(self, session))
             except TimeoutError:
                 raise NetworkTimeout from None
 
         def attempt() -> Awaitable[Result]:
-            return uninterrupted(writing()) if shielded else writing()
+            return uninterrupted(write_in_time()) if shielded else write_in_time()
 
         return repeat(self.client, attempt, Effect.UNKNOWN, patient=patient)

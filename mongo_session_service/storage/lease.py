@@ -270,7 +270,7 @@ class Lease:
         """Update the lease and return it; None if its document does not match."""
         update = Update(self.collection, where, change)
         fields = tuple(filter(None, [self.path.rstrip(".")]))
-        async with self.storage.writing() as session:
+        async with self.storage.write_session() as session:
             tx = Transaction(self.storage, session)
             found = await tx.find_and_update(
                 update, fields=fields, time_limit=time_limit

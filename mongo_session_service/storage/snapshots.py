@@ -193,7 +193,7 @@ async def answer_queries(
     }
     if as_of is not None:
         command["readConcern"]["atClusterTime"] = as_of
-    async with database.reading() as session:
+    async with database.read_session() as session:
         run = partial(
             database.database.command,
             codec_options=RAW,

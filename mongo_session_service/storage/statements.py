@@ -47,7 +47,7 @@ class Query:
         """The same query, of the first document alone."""
         return replace(self, limit=1)
 
-    def paged(self, size: int) -> Query:
+    def with_page_size(self, size: int) -> Query:
         """The same query, of so many documents at once, unless it has a limit."""
         return replace(self, order=self.order or 1, limit=self.limit or size)
 

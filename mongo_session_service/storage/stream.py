@@ -45,12 +45,12 @@ _MAJORITY: Final = ReadConcern("majority")
 
 
 @asynccontextmanager
-async def watching(
+async def open_change_stream(
     database: Database, pipeline: list[dict[str, Any]], **options: Any
 ) -> AsyncIterator[Any]:
     """Open a change stream of the database."""
     majority = database.database.with_options(read_concern=_MAJORITY)
-    async with database.reading() as session:
+    async with database.read_session() as session:
         watch = majority.watch(pipeline, session=session, **options)
         stream = await database.driver.open_cursor(watch)
         try:
@@ -204,7 +204,7 @@ class Stream:
         await_ms = 1 if self._is_polling else round(1000 * seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
         self._change_stream = await self._exits.enter_async_context(
-            watching(self._database, pipeline, **where)
+            open_change_stream(self._database, pipeline, **where)
         )
         self._note_resuming()
 

@@ -319,7 +319,7 @@ class SqlSource(BaseSource):
         with reporting_sql_errors():
             connection = await connect_engine(self._engine)
             try:
-                self._columns = await connection.run_sync(self._inspected)
+                self._columns = await connection.run_sync(self._inspect_columns)
                 await self._check_layout(connection)
             finally:
                 await connection.close()
@@ -332,7 +332,7 @@ class SqlSource(BaseSource):
     def _path(self) -> Path:
         return Path(self._url.database or "")
 
-    def _inspected(self, connection: Any) -> dict[str, dict[str, Any]]:
+    def _inspect_columns(self, connection: Any) -> dict[str, dict[str, Any]]:
         inspector = self._sql.inspect(connection)
         return {
             table: {each["name"]: each["type"] for each in inspector.get_columns(table)}

@@ -367,7 +367,7 @@ class RunningTurns:
         here.turns.add(running)
         if here.polling is None or here.polling.done():
             here.polling = keep_running(
-                "The look for turns to be stopped", self._poll_stops, here
+                "The poll for turns to be stopped", self._poll_stops, here
             )
 
     def find(self, key: SessionKey) -> RunningTurn | None:

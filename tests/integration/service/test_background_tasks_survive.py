@@ -122,7 +122,7 @@ async def test_a_running_turn_is_stopped_after_its_poll_has_died(
     await until(lambda: caplog.records)
     assert await second.stop_turn(**IDS)
     await running.wait_end()
-    assert_logged(caplog, "The look for turns to be stopped")
+    assert_logged(caplog, "The poll for turns to be stopped")
 
 
 async def test_the_sweep_goes_on(
