@@ -14,8 +14,8 @@ from google.adk.sessions import InMemorySessionService
 from pymongo import MongoClient
 from support.consumers import take
 from support.failpoints import VICTIM
-from support.id_search import traces_of
 from support.long_sessions import left_in, store_long_session
+from support.raw_search import traces_of
 from support.subscriptions import Follower, new_event, until
 
 from mongo_session_service import Change, Erased, MongoSessionService, StorageError

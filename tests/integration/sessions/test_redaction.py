@@ -15,6 +15,7 @@ from support.cli_runner import call
 from support.consumers import begun
 from support.encryption_hooks import CANARY, SEALED, canary_event
 from support.failpoints import open_transactions
+from support.raw_search import traces_of
 from support.subscriptions import Follower, until
 from support.waiting import say
 
@@ -29,18 +30,6 @@ from mongo_session_service.sessions.fork import Fork
 
 ADA = {"app_name": "app", "user_id": "user"}
 KEY = {**ADA, "session_id": "s"}
-
-
-def leaked(admin: MongoClient, database: str) -> list[str]:
-    """The collections whose raw bytes have the canary."""
-    names = admin[database].list_collection_names()
-    raw = admin.codec_options.with_options(document_class=dict)
-    return [
-        name
-        for name in names
-        for each in admin[database].get_collection(name, raw).find_raw_batches()
-        if CANARY.encode() in each
-    ]
 
 
 async def _fail(change: Change) -> None:
@@ -68,7 +57,7 @@ async def test_no_collection_holds_redacted_text(
             running.cancel()
             said = {"_id": {**KEY, "epoch": 1, "n": 1}, "event": {"id": "again"}}
             admin[database].partials.insert_one({**said, "text": CANARY})
-            assert len(set(leaked(admin, database))) == (1 if hooks else 5)
+            assert len(set(traces_of(CANARY, admin, database))) == (1 if hooks else 5)
             await service.fork_session(**KEY, new_session_id="t")
             await service.fork_session(**KEY | {"session_id": "t"}, new_session_id="u")
             wanted = {"state": True, "forks": True}
@@ -81,7 +70,7 @@ async def test_no_collection_holds_redacted_text(
         assert found is not None
         assert CANARY not in str(found)
         assert set(found.state.values()) == {"[redacted]"}
-    assert leaked(admin, database) == []
+    assert traces_of(CANARY, admin, database) == []
 
 
 async def test_an_initial_state_forgets_the_same_value(
@@ -94,9 +83,9 @@ async def test_an_initial_state_forgets_the_same_value(
         event.id, event.actions.state_delta = f"e{number}", {"own": CANARY}
         await service.append_event(session, event)
     await service.trim_session(**KEY, keep_last=1)
-    assert set(leaked(admin, database)) == {"sessions", "events"}
+    assert set(traces_of(CANARY, admin, database)) == {"sessions", "events"}
     await service.redact_events(**KEY, event_ids=["e2"], state=True)
-    assert leaked(admin, database) == []
+    assert traces_of(CANARY, admin, database) == []
     past = await service.get_session_at(**KEY, revision=2)
     assert past is not None
     assert past.state == {"own": "[redacted]", "n": 1}
@@ -264,4 +253,4 @@ async def test_a_fork_keeps_no_event_that_is_redacted_meanwhile(
     monkeypatch.setattr(Fork, "build_session", build_late)
     with pytest.raises(StorageUnavailableError, match="redacted during the fork"):
         await service.fork_session(**KEY)
-    assert leaked(admin, database) == []
+    assert traces_of(CANARY, admin, database) == []

@@ -1,4 +1,4 @@
-"""Searching a database for an id that is to be nowhere."""
+"""Searching a database as it is stored, for an id or a text that is to be nowhere."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ RAW: Any = MongoClient(connect=False).codec_options.with_options(
 )
 
 
-def traces_of(id_: str, admin: MongoClient[Any], database: str) -> list[str]:
-    """Where an id is in any collection: as text, in hexadecimal or in Base64."""
-    text = id_.encode()
+def traces_of(sought: str, admin: MongoClient[Any], database: str) -> list[str]:
+    """Name the collection of each document that has it: as text, hexadecimal, Base64.
+
+    It is of eight characters or more.
+    """
+    text = sought.encode()
     # In Base64 it looks in three ways, of which the ends depend on what is beside it.
     shifted = [base64.b64encode(b"\0" * n + text)[4:-4] for n in range(3)]
     forms = [text, text.hex().encode(), text.hex().upper().encode(), *shifted]
