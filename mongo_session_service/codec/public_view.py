@@ -1,8 +1,10 @@
 r"""Public view: what may leave the process of an event, a delta or a state, as JSON.
 
 It is what ADK's own REST server sends, on every release of ADK: without credentials,
-and without the metadata that ADK keeps for itself. Everything that can be stored has
-such a view. What JSON has no place for takes these forms:
+and without the metadata that ADK keeps for itself; also without credentials which that
+server sends: in strings of JSON, under ADK's keys for cached tokens, and as Google's
+libraries and OAuth write them. Everything that can be stored has such a view. What JSON
+has no place for takes these forms:
 
 - bytes: URL-safe base64, with padding;
 - NaN and the infinities: null;
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -44,8 +47,13 @@ def _spellings(*names: str) -> frozenset[str]:
 _SECRETS: Final = _spellings(
     *("password", "token", "access_token", "refresh_token", "id_token", "api_key"),
     *("client_secret", "auth_code", "auth_response_uri", "code_verifier"),
-    *("private_key", "private_key_id", "additional_headers"),
+    *("private_key", "private_key_id", "additional_headers", "rapt_token"),
 )
+_OF_OAUTH: Final = _spellings("client_id", "token_type", "token_uri")
+_SECRETS_OF_OAUTH: Final = _spellings(
+    *("access_token", "client_secret", "id_token", "private_key", "refresh_token")
+)
+"""Those beside which one of the others makes an object a credential."""
 _AUTH_TYPE: Final = _spellings("auth_type")
 _AUTH_CONFIG: Final = _spellings("auth_config")
 _REQUESTED: Final = _spellings("requested_auth_configs")
@@ -54,6 +62,14 @@ _CREDENTIALS: Final = _spellings("raw_auth_credential", "exchanged_auth_credenti
 _CREDENTIAL_REQUEST: Final = "adk_request_credential"
 """The function that ADK has a client call, or answer, to ask for a credential."""
 _HOLDERS: Final = _REQUESTED | _CREDENTIALS | {"name"}
+_MARKS: Final = _AUTH_TYPE | _OF_OAUTH
+_TOKEN_CACHE: Final = "_token_cache"  # noqa: S105  the end of a name
+"""How the state keys end under which tools of ADK keep tokens, as a string of JSON."""
+_JSON_BEGINS: Final = frozenset('{["')
+_NAMES_IN_TEXT: Final = re.compile(r"""["'](\w{5,20})\\*["'](?:\s|\\+[nrt])*:""")
+"""Names of fields in JSON, in JSON inside JSON, or in what resembles it."""
+_WITHHELD: Final = "[withheld]"
+"""In place of text that resembles JSON with secrets, and cannot be parsed."""
 
 
 def json_text(fields: Mapping[str, Any]) -> str:
@@ -72,21 +88,28 @@ def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the public view of named events, deltas, states and plain values."""
     view = {}
     for name, value in fields.items():
-        plain = _to_plain(value)
+        text = _to_json(value)
+        plain = _from_json(text)
         if isinstance(value, Event):
             _drop_internal(plain)
-        view[name] = _without_credentials(plain)
+        # Of most this is known without a look at their parts.
+        may_stay = not _names_secrets(text) and _TOKEN_CACHE not in text
+        view[name] = plain if may_stay else _without_credentials(plain)
     return view
 
 
 def is_withheld(fields: Mapping[str, Any]) -> bool:
     """True if the public view leaves anything of them out."""
-    return public_view(fields) != {name: _to_plain(it) for name, it in fields.items()}
+    whole = {name: _from_json(_to_json(value)) for name, value in fields.items()}
+    return public_view(fields) != whole
 
 
-def _to_plain(value: Any) -> Any:
-    """Convert a value to JSON's types; what JSON calls constants are no numbers."""
-    text = json.dumps(value, ensure_ascii=False, default=_json_form)
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_json_form)
+
+
+def _from_json(text: str) -> Any:
+    """Parse a value in JSON's types; what JSON calls constants are no numbers."""
     return json.loads(text, parse_constant=lambda _: None)
 
 
@@ -116,12 +139,18 @@ def _drop_internal(event: dict[str, Any]) -> None:
 
 def _without_credentials(value: Any) -> Any:
     """Return a value in JSON's types, without the secrets of credentials in it."""
+    if type(value) is str:
+        return _text_without_credentials(value)
     if type(value) is list:
         return list(map(_without_credentials, value))
     if type(value) is not dict:
         return value
-    if not _AUTH_TYPE.isdisjoint(value) and _is_credential(value):
+    if not _MARKS.isdisjoint(value) and _is_credential(value):
         return _without_secrets(value)
+    if _TOKEN_CACHE in "".join(value):
+        value = {
+            name: each for name, each in value.items() if not _is_cached(name, each)
+        }
     view = dict(zip(value, map(_without_credentials, value.values()), strict=True))
     if _HOLDERS.isdisjoint(value):
         return view
@@ -136,6 +165,25 @@ def _without_credentials(value: Any) -> Any:
     )
 
 
+def _names_secrets(text: str) -> bool:
+    return not _SECRETS.isdisjoint(_NAMES_IN_TEXT.findall(text))
+
+
+def _is_cached(name: str, value: Any) -> bool:
+    return name.endswith(_TOKEN_CACHE) and isinstance(value, str | dict | list)
+
+
+def _text_without_credentials(text: str) -> str:
+    if text.lstrip()[:1] not in _JSON_BEGINS or not _names_secrets(text):
+        return text
+    try:
+        value = json.loads(text)
+        view = _without_credentials(value)
+        return text if view == value else json.dumps(view, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return _WITHHELD
+
+
 def _pick_without_secrets(
     holder: dict[str, Any], names: frozenset[str]
 ) -> dict[str, Any]:
@@ -144,10 +192,14 @@ def _pick_without_secrets(
 
 def _is_credential(value: dict[str, Any]) -> bool:
     types = [value[name] for name in _AUTH_TYPE & value.keys()]
-    return any(isinstance(each, str) and each in _AUTH_TYPES for each in types)
+    is_adks = any(isinstance(each, str) and each in _AUTH_TYPES for each in types)
+    is_of_oauth = not _OF_OAUTH.isdisjoint(value)
+    return is_adks or (is_of_oauth and not _SECRETS_OF_OAUTH.isdisjoint(value))
 
 
 def _without_secrets(value: Any) -> Any:
+    if type(value) is str:
+        return _text_without_credentials(value)
     if type(value) is list:
         return list(map(_without_secrets, value))
     if type(value) is not dict:

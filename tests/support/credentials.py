@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fastapi.openapi.models import (
@@ -111,6 +112,62 @@ def state() -> dict[str, Any]:
         "config": config().model_dump(mode="json", by_alias=True, exclude_none=True),
         "config_snake": config().model_dump(mode="json", exclude_none=True),
     }
+
+
+def googles() -> dict[str, Any]:
+    """A user's credentials as Google's libraries write them, in ``to_json()``."""
+    secrets = ("token", "refresh_token", "client_secret", "rapt_token")
+    shown = {
+        "token_uri": "https://example.com/token",
+        "client_id": "my-client",
+        "scopes": ["calendar.read"],
+        "expiry": "2026-01-01T00:00:00Z",
+    }
+    return {name: f"{CANARY}-{name}" for name in secrets} | shown
+
+
+def hidden() -> dict[str, Any]:
+    """Credentials which ADK's own server sends: in text, and of other libraries."""
+    text = json.dumps(googles())
+    bearer = {"access_token": CANARY, "token_type": "Bearer", "expires_in": 3599}
+    again = json.dumps({"scope": "all", "inside": [text, {"deeper": text}]})
+    return {
+        "bigquery_token_cache": text,
+        "user:my_token_cache": json.dumps({"token": CANARY}),
+        "app:gcs_token_cache": f"{CANARY}, encrypted",
+        "nested": {"spanner_token_cache": {"token": CANARY}},
+        "google": googles(),
+        "bearer": bearer,
+        "texts": [
+            text,
+            json.dumps(bearer),
+            json.dumps(googles(), indent=1),
+            f"\n {text}",
+        ],
+        "text in text": again,
+        "text of a text": json.dumps(text),
+        "text in text in text": json.dumps([again]),
+        "adks": json.dumps(spelt(camel=True)),
+        "adks in snake case": json.dumps({"a": {"b": spelt(camel=False)}}),
+        "cut off": text[:-9],
+        "of Python": str(googles()),
+        "lines": f"{text}\n{text}",
+    }
+
+
+def hidden_event() -> Event:
+    """An event of a tool that returns credentials, fails with them and stores them."""
+    text = json.dumps(googles())
+    response = types.FunctionResponse(name="my_tool", response={"result": text})
+    parts = [types.Part(function_response=response), types.Part(text=text)]
+    return Event(
+        id="event-2",
+        author="agent",
+        content=types.Content(role="model", parts=parts),
+        error_message=text,
+        custom_metadata={"mine": text},
+        actions=EventActions(state_delta=hidden()),
+    )
 
 
 def event(said: str = "Please log in \ud800.") -> Event:

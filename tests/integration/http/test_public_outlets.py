@@ -67,7 +67,7 @@ class World:
         async with serving(app) as url, Client(f"{url}{path}", **query) as client:
             lines = [await client.line()]
             session = await self.service.get_session(**WHERE)
-            again = credentials.event().model_copy(update={"id": "event-2"})
+            again = credentials.event().model_copy(update={"id": "event-3"})
             await self.service.append_event(session, again)
             while not any(line.startswith("data:") for line in lines):
                 lines.append(await client.line())
@@ -157,9 +157,10 @@ OUTLETS: dict[str, tuple[str, Outlet]] = {
 @pytest.fixture
 async def world(service: MongoSessionService, mongodb_uri: str, database: str) -> World:
     """Credentials in state, in an event, and in the errors of a handler."""
-    session = await service.create_session(**WHERE, state=credentials.state())
+    parked = credentials.state() | credentials.hidden()
+    session = await service.create_session(**WHERE, state=parked)
     await service.append_event(session, credentials.event())
-    await service.append_event(session, Event(author="agent"))
+    await service.append_event(session, credentials.hidden_event())
     consumer = service.consumer(CONSUMER)
 
     async def fail(change: Change) -> Any:
@@ -169,7 +170,7 @@ async def world(service: MongoSessionService, mongodb_uri: str, database: str) -
 
     await consumer.run(fail, max_attempts=1)
     letters = [each async for each in service.consumer(CONSUMER).dead_letters()]
-    assert [CANARY in str(each.change) for each in letters] == [True, False]
+    assert [CANARY in str(each.change) for each in letters] == [True, True]
     return World(service, ("--uri", mongodb_uri, "--database", database))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -55,8 +56,11 @@ def sent(it: Change) -> Any:
         change(event=credentials.event()),
         change(state_delta=credentials.state()),
         change(state=credentials.state()),
+        change(event=credentials.hidden_event()),
+        change(state_delta=credentials.hidden()),
+        change(state=credentials.hidden()),
     ],
-    ids=["event", "delta", "state"],
+    ids=["event", "delta", "state", "event's text", "delta's text", "state's text"],
 )
 def test_no_secret_leaves_but_all_of_it_stays(it: Change) -> None:
     """Credentials are stripped wherever they are, and the change itself is whole."""
@@ -74,6 +78,43 @@ def test_fields_that_are_no_secret_stay() -> None:
     assert sent(change(event=event))["event"]["customMetadata"] == {"mine": "shown"}
     assert sent(change(state=content))["state"] == content
     assert not change(state=content).is_withheld
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"token": "cat", "pos":  "noun"}',
+        '  [{"password": "swordfish"}, 1.50, "\\u00e9"]',
+        'Write {"client_id": "mine", "client_secret": "..."} into a file.',
+        "{ if (secret) { return token; } }",
+        '{"client_id": "mine", "cut off',
+        '"Hello", she said.',
+        "[" * 100_000,
+        '{"a": ' * 100_000,
+    ],
+)
+def test_text_without_credentials_stays_as_it_is(text: str) -> None:
+    """Prose, code and a tool's own JSON, to the character."""
+    assert sent(change(state={"k": text}))["state"] == {"k": text}
+    assert not change(state={"k": text}).is_withheld
+
+
+def test_numbers_and_removals_of_token_caches_are_sent() -> None:
+    """A count of cached tokens is none of them, and None removes a key."""
+    content = {"used_token_cache": 3, "bigquery_token_cache": None}
+    assert sent(change(state_delta=content))["state_delta"] == content
+
+
+def test_text_is_looked_through_in_time_that_its_length_bounds() -> None:
+    """Also where text is in text in text, or is not what it seems."""
+    text = json.dumps(credentials.googles())
+    for _ in range(15):
+        text = json.dumps({"token": 1, "inside": text})
+    quotes = '{"token":' + "\\" * 500_000
+    began = time.process_time()
+    shown = change(state={"deep": text, "quotes": quotes, "many": '["token":' * 99_999})
+    assert CANARY not in shown.json_text
+    assert time.process_time() - began < 2
 
 
 def test_empty_metadata_is_left_out() -> None:
