@@ -22,7 +22,7 @@ async def handle(change: Change) -> None:
 async def main() -> None:
     async with (
         MongoSessionService(URI) as service,
-        service.consumer("worker", app_name="quickstart") as consumer,
+        service.consumer("worker", app_name="my_app") as consumer,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(close_on_signal(consumer))

@@ -9,17 +9,18 @@ from google.adk.events import Event, EventActions
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
-KEY: dict[str, Any] = {"app_name": "quickstart", "user_id": "ada", "session_id": "one"}
+ADA: dict[str, Any] = {"app_name": "my_app", "user_id": "ada", "session_id": "one"}
 
 
 async def main() -> None:
     async with MongoSessionService(URI) as service:
-        session = await service.get_session(**KEY)
+        session = await service.get_session(**ADA)
         if session is None:
-            session = await service.create_session(**KEY, state={"runs": 0})
-        actions = EventActions(state_delta={"runs": session.state["runs"] + 1})
+            session = await service.create_session(**ADA)
+        runs = session.state.get("runs", 0) + 1
+        actions = EventActions(state_delta={"runs": runs})
         await service.append_event(session, Event(author="me", actions=actions))
-        print(f"Run {session.state['runs']}. Events stored: {len(session.events)}.")
+        print(f"Run {runs}. Events stored: {len(session.events)}.")
 
 
 if __name__ == "__main__":

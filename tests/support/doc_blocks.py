@@ -4,7 +4,7 @@ How a block is marked says what a test does with it:
 
 - ``python``: a whole program, which is run.
 - any language with ``title="NAME.EXT"``: a file, which is written; a ``console`` block
-  runs it, as in ``$ python NAME.py``.
+  runs it, as in ``$ python NAME.py``. "NAME.EXT, continued" is added to its end.
 - ``text title="Output"``: what the program or the commands before it print; ``...``
   stands for any text. "Output at first" is that on an empty database.
 - ``console``: after each ``$ ``, a command. Servers run until the page ends. Those of
@@ -177,9 +177,10 @@ class Reader:
             if block.title == "Output" or self.is_first_time:
                 assert as_shown(self.printed, text), self.printed
         elif block.is_file:
-            path = self.folder / block.title
+            name, _, is_continued = block.title.partition(", ")
+            path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(path.read_text() + "\n\n" + text if is_continued else text)
         elif block.title == "Example":
             _check(block)
         elif block.title == "Fragment":
