@@ -16,7 +16,7 @@ NO_TOKENS = types.GenerateContentResponseUsageMetadata(
 
 
 class ScriptedModel(BaseLlm):
-    """Calls ``remember_city`` for a city, ``ship`` for an order, or counts messages."""
+    """Calls ``remember_city`` for a city, or counts messages."""
 
     model: str = "scripted"
 
@@ -30,13 +30,10 @@ class ScriptedModel(BaseLlm):
         [*_, given] = latest.parts or []
         if given.function_response:
             response = given.function_response.response or {}
-            part = types.Part(text=response.get("result") or response["error"])
+            part = types.Part(text=response["result"])
         elif named := re.search(r"live in (\w+)", text_of(latest)):
             args = {"city": named[1]}
             part = types.Part.from_function_call(name="remember_city", args=args)
-        elif ordered := re.match(r"Order (.+)", text_of(latest)):
-            args = {"order": ordered[1]}
-            part = types.Part.from_function_call(name="ship", args=args)
         else:
             asked = [c for c in llm_request.contents if c.role == "user" and text_of(c)]
             part = types.Part(text=f"This is message {len(asked)} of this session.")

@@ -58,17 +58,18 @@ def test_a_page_works_twice(
 @pytest.mark.parametrize(
     ("page", "name"),
     [
-        ("search", "search.py"),
-        ("usage", "usage.py"),
-        ("ai-sdk", "ai_sdk.jsx"),
-        ("ai-sdk", "assistant_ui.jsx"),
-        ("ag-ui", "copilotkit.jsx"),
+        ("README.md", "quickstart.py"),
+        ("docs/getting-started.md", "quickstart.py"),
+        ("docs/guide/search.md", "search.py"),
+        ("docs/guide/usage.md", "usage.py"),
+        ("docs/guide/ai-sdk.md", "ai_sdk.jsx"),
+        ("docs/guide/ai-sdk.md", "assistant_ui.jsx"),
+        ("docs/guide/ag-ui.md", "copilotkit.jsx"),
     ],
 )
 def test_a_recipe_is_an_example(page: str, name: str) -> None:
     """The program that its page shows is the one in examples/, which its tests run."""
-    blocks = PAGES[f"docs/guide/{page}.md"]
-    (shown,) = [block.text for block in blocks if block.title == name]
+    (shown,) = [block.text for block in PAGES[page] if block.title == name]
 
     assert shown == (ROOT / "examples" / name).read_text()
 
