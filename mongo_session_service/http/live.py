@@ -17,8 +17,13 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from mongo_session_service.changes.routing import Scope
+from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.http.change_stream import ChangeStream
-from mongo_session_service.http.refusals import Authorize, add_error_handlers
+from mongo_session_service.http.refusals import (
+    Authorize,
+    add_error_handlers,
+    at_once,
+)
 from mongo_session_service.http.session_routes import (
     AppName,
     OutlineQuery,
@@ -86,8 +91,14 @@ def live_app(
         allowed_hosts: The host names that the app answers to; ``*`` for any.
 
     Raises:
-        ConfigurationError: ``authorize`` cannot be called.
+        ConfigurationError: ``authorize`` cannot be called, or ``token`` is blank, as
+            from a variable that is not set.
     """
+    if token is not None and not token.strip():
+        message = (
+            "The token of live_app is empty. Give a secret one, or None for no token."
+        )
+        raise ConfigurationError(message)
     resources = AllSessions(service, authorize, within=Scope(app_name, user_id))
     # Who has a token is the developer, who may know which database this is.
     resources.shows_place = token is not None
@@ -95,7 +106,9 @@ def live_app(
     async def check_token(request: Request) -> None:
         header = request.headers.get("authorization", "").removeprefix("Bearer ")
         given = request.query_params.get("token", header)
-        if token and not secrets.compare_digest(given.encode(), token.encode()):
+        if token is not None and not secrets.compare_digest(
+            given.encode(), token.encode()
+        ):
             message = "Open the URL that was printed: it has a token."
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
@@ -152,7 +165,7 @@ class AllSessions(SessionResources):
         self, request: Request, *, include_eval: bool = False
     ) -> Response:
         """Lists the apps, with the latest session of each."""
-        shown = []
+        found = []
         query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
         async with self.answer_in_time():
             backend = await backends_of(self.service).backend()
@@ -162,10 +175,22 @@ class AllSessions(SessionResources):
                 if self.within.app_name not in {None, name}:
                     continue
                 rows, token = await self.find_rows(scope, query)
-                if rows := await self._permitted_rows(request, rows):
-                    counted = {"sessions": len(rows), "has_more": token is not None}
-                    shown.append({"app_name": name, **counted, "latest": rows[0]})
-            return json_response({"apps": shown, **await self._place()})
+                found.append((name, rows, token is not None))
+            place = await self._place()
+        permitted = await at_once(
+            self._permitted_rows(request, rows) for _, rows, _ in found
+        )
+        shown = [
+            {
+                "app_name": name,
+                "sessions": len(rows),
+                "has_more": has_more,
+                "latest": rows[0],
+            }
+            for (name, _, has_more), rows in zip(found, permitted, strict=True)
+            if rows
+        ]
+        return json_response({"apps": shown, **place})
 
     async def list_app(
         self,
@@ -177,9 +202,9 @@ class AllSessions(SessionResources):
         scope = self._of_app(app_name)
         async with self.answer_in_time():
             rows, token = await self.find_rows(scope, query)
-            shown = await self._permitted_rows(request, rows)
-            listed = {"sessions": shown, "next_page_token": token}
-            return json_response(listed | await self._place())
+            place = await self._place()
+        shown = await self._permitted_rows(request, rows)
+        return json_response({"sessions": shown, "next_page_token": token, **place})
 
     async def list_turns(self, request: Request, app_name: AppName) -> Response:
         """Lists the sessions of an app whose turns run, are stopping or abandoned."""
@@ -188,11 +213,10 @@ class AllSessions(SessionResources):
             found = await self.service.find_turns(
                 app_name=scope.app_name, user_id=scope.user_id
             )
-            rows = [
-                {**SessionKey(*turn[:3])._asdict(), "status": turn.status}
-                for turn in found
-            ]
-            return json_response({"turns": await self._permitted_rows(request, rows)})
+        rows = [
+            {**SessionKey(*turn[:3])._asdict(), "status": turn.status} for turn in found
+        ]
+        return json_response({"turns": await self._permitted_rows(request, rows)})
 
     async def stream_app(
         self,
@@ -237,25 +261,21 @@ class AllSessions(SessionResources):
             """Allow the stream: ``authorize`` is called for each change."""
 
         async with AsyncExitStack() as opening:
-            may_show = partial(self._may_read, request)
+            may_show = partial(self.permission.permits, request, action="read")
             outlines = await self.open_outlines(scope, query, may_show, opening)
             return ChangeStream([outlines], opening.pop_all(), permit, self.limits)
 
     async def _permitted_rows(
         self, request: Request, rows: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
+        keys = (
+            SessionKey(*[each[name] for name in SessionKey._fields]) for each in rows
+        )
+        permitted = await at_once(
+            self.permission.permits(request, key, "read") for key in keys
+        )
         return [
-            each
-            for each in rows
-            if await self._may_read(
-                request, SessionKey(*[each[name] for name in SessionKey._fields])
-            )
+            row
+            for row, is_permitted in zip(rows, permitted, strict=True)
+            if is_permitted
         ]
-
-    async def _may_read(self, request: Request, key: SessionKey) -> bool:
-        try:
-            return await self.permission.allows(request, key, "read")
-        except HTTPException as error:
-            if error.status_code in {401, 403, 404}:
-                return False  # authorize may also refuse by raising
-            raise

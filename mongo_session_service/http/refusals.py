@@ -7,13 +7,14 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from http import HTTPStatus
 from http.client import responses
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
+import anyio
 import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -45,6 +46,8 @@ from mongo_session_service.model.records import SessionKey
 
 logger = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 NO_STORE: Final = {"Cache-Control": "no-store"}
 
 RETRY_SECONDS: Final = 10
@@ -61,8 +64,17 @@ _SLASH: Final = re.compile("%2[Ff]")
 _STAND_IN: Final = "\udc2f"
 """Of a slash in an id: no path that is decoded holds it."""
 
+_THREADS: Final = 40
+"""Calls at once of an ``authorize`` that is a plain function."""
+
 _MAX_BODY: Final = 65_536
 """Bytes of a request's body."""
+
+_NAMED_MISTAKES: Final = 20
+"""Mistakes of a request that its answer names."""
+
+_LONGEST: Final = 200
+"""Characters of a name in an answer, which the client may have chosen."""
 
 
 class ProblemDetails(BaseModel):
@@ -76,7 +88,7 @@ class ProblemDetails(BaseModel):
     status: int = Field(examples=[404])
     detail: str = Field(examples=["There is no such session."])
     errors: list[dict[str, Any]] = []
-    """With 422: each mistake of the request; its loc, msg and type."""
+    """With 422: the first 20 mistakes of the request, each with loc, msg and type."""
 
 
 REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
@@ -164,6 +176,8 @@ class PermissionChecker:
         self._authorize = authorize
         self._seconds = seconds
         self._within = within
+        self._threads = asyncio.Semaphore(_THREADS)
+        self._silence = Episode(logging.ERROR)
 
     async def require(
         self, request: Request, key: SessionKey | Scope, action: Action
@@ -171,6 +185,17 @@ class PermissionChecker:
         """Refuse a request that may not perform an action on a session or a user's."""
         if not await self.allows(request, key, action):
             raise HTTPException(403, _MAY_NOT)
+
+    async def permits(
+        self, request: Request, key: SessionKey | Scope, action: Action
+    ) -> bool:
+        """Ask the same, where a refusal that ``authorize`` raises counts as False."""
+        try:
+            return await self.allows(request, key, action)
+        except HTTPException as error:
+            if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            return False
 
     async def allows(
         self, request: Request, key: SessionKey | Scope, action: Action
@@ -188,22 +213,32 @@ class PermissionChecker:
             # Waited for rather than timed out: it may hold up its own cancellation.
             await asyncio.wait({asked}, timeout=self._seconds)
             if not asked.done():
-                logger.error("authorize did not answer in %g seconds.", self._seconds)
-                why = "It could not be decided in time whether you may do this."
+                why = f"authorize did not answer in {self._seconds:g} seconds."
+                self._silence.begin(why)
                 raise HTTPException(503, why, LATER)
         finally:
             asked.cancel()
+        self._silence.end("authorize answers again.")
         return asked.result()
 
-    async def allowed_actions(self, request: Request, key: SessionKey) -> list[Action]:
-        """List what a request may do to a session; for a page to offer no more."""
-        allowed = []
-        for each in _OFFERED:
-            asked = Scope(*key[:2]) if each == "list" else key
-            with suppress(HTTPException):  # authorize may raise to refuse
-                if await self.allows(request, asked, each):
-                    allowed.append(each)
-        return allowed
+    async def permitted_actions(
+        self, request: Request, key: SessionKey, *needed: Action
+    ) -> list[Action]:
+        """List what a request may do to a session, for a page to offer no more.
+
+        All is asked at once. A request is refused that may not do what is needed.
+        """
+
+        async def ask(action: Action) -> bool:
+            asked = Scope(*key[:2]) if action == "list" else key
+            if action not in needed:
+                return await self.permits(request, asked, action)
+            await self.require(request, asked, action)
+            return True
+
+        allowed = await at_once(map(ask, _OFFERED))
+        pairs = zip(_OFFERED, allowed, strict=True)
+        return [action for action, is_allowed in pairs if is_allowed]
 
     async def _ask(self, request: Request, **asked: Any) -> bool:
         call = partial(self._authorize, request, **asked)
@@ -211,7 +246,7 @@ class PermissionChecker:
             if inspect.iscoroutinefunction(self._authorize):
                 answer = call()
             else:
-                answer = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+                answer = await self._call_in_thread(call)
             if inspect.isawaitable(answer):
                 answer = await answer
         except HTTPException:
@@ -224,6 +259,46 @@ class PermissionChecker:
             logger.error("authorize must return True or False, not %s.", kind)
             raise HTTPException(500, "See the server's log.")
         return answer
+
+    async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
+        """Call a function in one of so many threads; one that hangs keeps its own."""
+        await self._threads.acquire()
+        # anyio's limit would count no thread whose caller was cancelled.
+        working = asyncio.ensure_future(
+            anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1))
+        )
+        working.add_done_callback(lambda _: self._threads.release())
+        return await asyncio.shield(working)
+
+
+async def at_once(questions: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """Wait for several answers together; a failure ends the others."""
+    asked = [asyncio.ensure_future(each) for each in questions]
+    try:
+        return await asyncio.gather(*asked)
+    finally:
+        for each in asked:
+            each.cancel()
+
+
+class Episode:
+    """Something that is wrong for a while: its begin is logged, and its end."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._lasts = False
+
+    def begin(self, why: str) -> None:
+        """Log why, unless it lasts already."""
+        if not self._lasts:
+            self._lasts = True
+            logger.log(self._level, why)
+
+    def end(self, message: str) -> None:
+        """Log that it is over, if it has begun."""
+        if self._lasts:
+            self._lasts = False
+            logger.info(message)
 
 
 class SessionRoute(APIRoute):
@@ -322,16 +397,7 @@ def problem_of_error(error: Exception) -> Response:
         case HTTPException():
             return problem_response(error.status_code, str(error.detail), error.headers)
         case RequestValidationError():
-            mistakes = [
-                {name: each[name] for name in ("loc", "msg", "type")}
-                for each in error.errors()
-            ]
-            named = (".".join(map(str, each["loc"][1:])) for each in mistakes)
-            why = "; ".join(
-                f"{name or 'body'}: {each['msg']}"
-                for name, each in zip(named, mistakes, strict=True)
-            )
-            return problem_response(422, why, errors=mistakes)
+            return _invalid_request_response(error)
         case DocumentTooLargeError() | InvalidInputError():
             is_too_large = isinstance(error, DocumentTooLargeError)
             return problem_response(413 if is_too_large else 422, error.message)
@@ -353,6 +419,30 @@ def problem_of_error(error: Exception) -> Response:
         case _:
             logger.error("A request failed. %s", error)
             return problem_response(500, SEE_LOG)
+
+
+def _invalid_request_response(error: RequestValidationError) -> Response:
+    """Name the first mistakes: none of their values, and nothing that is long."""
+    found = error.errors()
+    mistakes = [
+        {
+            "loc": [
+                each[:_LONGEST] if isinstance(each, str) else each
+                for each in mistake["loc"][:_NAMED_MISTAKES]
+            ],
+            "msg": mistake["msg"][:_LONGEST],
+            "type": mistake["type"],
+        }
+        for mistake in found[:_NAMED_MISTAKES]
+    ]
+    named = (".".join(map(str, each["loc"][1:])) for each in mistakes)
+    why = "; ".join(
+        f"{name or 'body'}: {each['msg']}"
+        for name, each in zip(named, mistakes, strict=True)
+    )
+    if more := len(found) - len(mistakes):
+        why += f"; and {more:,} more mistakes"
+    return problem_response(422, why, errors=mistakes)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_type_hints
@@ -22,6 +29,7 @@ from google.adk.platform import time as platform_time
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.exceptions import HTTPException
@@ -35,6 +43,7 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
 from mongo_session_service.errors import (
+    ConfigurationError,
     InvalidInputError,
     StorageUnavailableError,
     TrimmedError,
@@ -59,9 +68,11 @@ from mongo_session_service.http.refusals import (
     Authorize,
     PermissionChecker,
     SessionRoute,
+    at_once,
 )
 from mongo_session_service.model import results
 from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import (
     SessionPage,
@@ -83,6 +94,12 @@ _INTERRUPT_SECONDS: Final = 10.0
 
 _MOST_LOOKS: Final = 10
 """Queries for one page of sessions, if evaluations made most of them."""
+
+_NOT_OF_CLIENTS: Final = (
+    *(State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX),
+    ADK_METADATA,  # the title, which needs the permission to "update"
+)
+"""What the state keys begin with that no client sets unless it is allowed to."""
 
 _ONE: Final = "/sessions/{session_id}"
 
@@ -245,6 +262,7 @@ class TurnRequest(_Shape):
         examples=[{"role": "user", "parts": [{"text": "What time is it?"}]}],
     )
     state_delta: dict[str, Any] | None = Field(default=None, alias="stateDelta")
+    """State of the session alone, unless the server allows others."""
     invocation_id: str | None = Field(default=None, alias="invocationId")
     """Of an invocation to resume, if ADK's app is resumable."""
     streaming: bool = True
@@ -292,6 +310,7 @@ def sessions_router(
     *,
     authorize: Authorize,
     runner: Runner | None = None,
+    client_state: Collection[str] = (),
 ) -> APIRouter:
     """Serves sessions as resources, in any FastAPI application, ADK's own too.
 
@@ -328,15 +347,22 @@ def sessions_router(
         authorize: Decides whether a request is allowed: see :class:`Authorize`. It may
             be ``async``; a plain function is called in a thread. It may raise
             ``HTTPException``; if it raises anything else, the answer is 500, and after
-            10 seconds without an answer 503. There is no default:
+            10 seconds without an answer 503. It is asked several questions at once. A
+            plain one that hangs keeps at most 40 threads. There is no default:
             :func:`allow_everyone` lets everybody in.
         runner: An ADK ``Runner`` of the app whose sessions may be asked something. Its
             turns end with the process, or by ``service.close(grace=)``.
+        client_state: Keys that the ``stateDelta`` of a request may set beside those of
+            the session, each by its whole name, as ``("user:theme", "temp:city")``.
+            State of the app and the user is shared, and instructions and tools believe
+            ``temp:`` keys, so any other one is refused with 422.
 
     Raises:
-        ConfigurationError: ``authorize`` cannot be called.
+        ConfigurationError: ``authorize`` cannot be called, or ``client_state`` is no
+            collection of names.
     """
-    return SessionResources(service, authorize, runner).router()
+    resources = SessionResources(service, authorize, runner, client_state=client_state)
+    return resources.router()
 
 
 class SessionResources:
@@ -348,7 +374,12 @@ class SessionResources:
         authorize: Authorize,
         runner: Runner | None = None,
         within: Scope = Scope(),  # noqa: B008  it cannot be changed
+        client_state: Collection[str] = (),
     ) -> None:
+        if isinstance(client_state, str):
+            message = "client_state must be a collection of names, such as a tuple."
+            raise ConfigurationError(message)
+        self.client_state = frozenset(client_state)
         self.service = service
         self.runner = runner
         self.within = within
@@ -373,8 +404,8 @@ class SessionResources:
             ("fork", "POST", f"{_ONE}/fork", self.fork_session, SessionSummary, 201),
             ("run", "POST", f"{_ONE}/turns", self.start_turn, TurnBegun, 202),
             ("stop", "DELETE", f"{_ONE}/turn", self.stop_turn, None, 202),
-            ("read", "GET", f"{_ONE}/changes", self.stream_session, SessionChange, 200),
-            # It asks by itself, also about the session whose content is wanted.
+            # Streams ask by themselves, for all that a page may offer.
+            (None, "GET", f"{_ONE}/changes", self.stream_session, SessionChange, 200),
             (None, "GET", "/changes", self.stream_user, SessionChange, 200),
         ]
         for action, method, path, endpoint, model, status in routes:
@@ -484,6 +515,7 @@ class SessionResources:
         if not (asks or asked.invocation_id):  # ADK would call the model all the same
             why = "Give a newMessage with parts, or an invocationId."
             raise HTTPException(422, why)
+        self._check_delta(asked.state_delta or {})
         mode = StreamingMode.SSE if asked.streaming else StreamingMode.NONE
         names = ("new_message", "state_delta", "invocation_id")
         given: dict[str, Any] = {name: getattr(asked, name) for name in names}
@@ -497,6 +529,15 @@ class SessionResources:
             **{name: it for name, it in given.items() if it is not None},
         )
         return json_response({"epoch": running.epoch}, 202)
+
+    def _check_delta(self, delta: Mapping[str, Any]) -> None:
+        """Refuse state that a client may not set."""
+        for key in delta.keys() - self.client_state:
+            for prefix in filter(key.startswith, _NOT_OF_CLIENTS):
+                why = (
+                    f"Set keys of the session alone in stateDelta, and none of {prefix}"
+                )
+                raise HTTPException(422, why)
 
     async def stop_turn(self, key: Key, stop: TurnStop | None = None) -> Response:
         """Stops the turn of a session, in whichever process it runs."""
@@ -520,7 +561,7 @@ class SessionResources:
         """
         place = StreamPlace.of_id(last_event_id)
         permit = partial(self.permission.require, request, key, "read")
-        actions = await self.permission.allowed_actions(request, key)
+        actions = await self.permission.permitted_actions(request, key, "read")
         async with AsyncExitStack() as opening:
             content = await self.open_content(key, query, place, opening)
             return ChangeStream(
@@ -548,19 +589,22 @@ class SessionResources:
             raise InvalidInputError(message)
 
         async def permit() -> None:
-            await self.permission.require(request, scope, "list")
+            asked = [self.permission.require(request, scope, "list")]
             if key is not None:
-                await self.permission.require(request, key, "read")
+                asked.append(self.permission.require(request, key, "read"))
+            await at_once(asked)
 
         async def is_other(shown: SessionKey) -> bool:
             return shown != key
 
-        await permit()
         actions: list[Action] = []
         content: list[Frames] = []
         gone = None
-        if key is not None:
-            actions = await self.permission.allowed_actions(request, key)
+        if key is None:
+            await permit()
+        else:
+            needed: tuple[Action, ...] = ("list", "read")
+            actions = await self.permission.permitted_actions(request, key, *needed)
         async with AsyncExitStack() as opening:
             if key is not None:
                 try:

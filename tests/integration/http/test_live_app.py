@@ -15,7 +15,7 @@ from support.http_paths import SESSION as PATH
 from support.http_server import may_read, serving
 from support.subscriptions import SESSION, new_event
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import ConfigurationError, MongoSessionService
 from mongo_session_service.http import live_app
 
 PARTS = {
@@ -186,6 +186,13 @@ async def test_the_token_is_in_the_address_or_in_a_header(
             async with http.stream("GET", target, headers=headers) as response:
                 assert response.status_code == 200
                 assert "set-cookie" not in response.headers
+
+
+@pytest.mark.parametrize("token", ["", " ", "\t\n"])
+def test_a_blank_token_is_refused(service: MongoSessionService, token: str) -> None:
+    """A variable that is not set opens the page to nobody."""
+    with pytest.raises(ConfigurationError, match="token of live_app is empty"):
+        live_app(service, authorize=may_read, token=token)
 
 
 async def test_the_routes_of_the_page_are_those_of_the_router(

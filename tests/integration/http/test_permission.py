@@ -15,7 +15,7 @@ from google.genai import types
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from support.http_paths import CHANGES, EVENTS, SESSION, USER, USER_CHANGES, app_of
-from support.http_server import Client, serving
+from support.http_server import PATIENCE, Client, serving
 from support.subscriptions import IDS, new_event
 from support.subscriptions import SESSION as KEY
 
@@ -142,7 +142,7 @@ async def test_an_event_that_is_being_sent_ends_in_the_middle(
 @pytest.mark.limits(http_authorize_seconds=0.3)
 @pytest.mark.usefixtures("session")
 async def test_an_authorize_that_hangs_has_a_limit(
-    service: MongoSessionService, path: str
+    service: MongoSessionService, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A plain one as well, whose thread cannot be stopped, and one that refuses to."""
     released = threading.Event()
@@ -166,9 +166,75 @@ async def test_an_authorize_that_hangs_has_a_limit(
 
                 assert answer.status_code == 503
                 assert answer.headers["retry-after"] == "10"
-                assert "decided in time" in answer.json()["detail"]
+                why = "authorize did not answer in 0.3 seconds."
+                assert answer.json()["detail"] == why
+                assert caplog.messages == [why]
+                caplog.clear()
     finally:
         released.set()
+
+
+@pytest.mark.limits(http_authorize_seconds=0.1)
+@pytest.mark.usefixtures("session")
+async def test_a_plain_authorize_that_hangs_keeps_few_threads(
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is asked meanwhile; afterwards requests are answered again."""
+    caplog.set_level("INFO", "mongo_session_service.http")
+    released = threading.Event()
+    before = threading.active_count()
+
+    def plain(_: Request, **__: Any) -> bool:
+        return released.wait(PATIENCE)
+
+    async with serving(app_of(service, authorize=plain)) as url:
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http:
+                for _ in range(2):
+                    many = [http.get(f"{url}{SESSION}") for _ in range(60)]
+                    answers = await asyncio.gather(*many)
+                    assert {each.status_code for each in answers} == {503}
+            assert threading.active_count() - before <= 45
+        finally:
+            released.set()
+        async with asyncio.timeout(PATIENCE):
+            while (await asked(f"{url}{SESSION}")).status_code != 200:
+                pass
+
+    assert caplog.messages == [
+        "authorize did not answer in 0.1 seconds.",
+        "authorize answers again.",
+    ]
+
+
+@pytest.mark.usefixtures("session")
+async def test_authorize_is_asked_about_everything_at_once(
+    service: MongoSessionService,
+) -> None:
+    """A stream, or a list, takes as long as one answer of it."""
+    await service.create_session(**IDS)
+    waiting: list[asyncio.Event] = []
+    count = 0
+
+    async def authorize(_: Request, **__: Any) -> bool:
+        waiting.append(asyncio.Event())
+        if len(waiting) == count:
+            for each in waiting:
+                each.set()
+        await waiting[-1].wait()
+        return True
+
+    async with serving(live_app(service, authorize=authorize)) as url:
+        for path, count in (
+            ("/apps", 2),
+            ("/apps/app/sessions", 2),
+            (CHANGES, 6),
+            (f"{USER_CHANGES}?session_id=s", 6),
+        ):
+            waiting.clear()
+            async with Client(f"{url}{path}") as client:
+                assert client.response.status_code == 200
+            assert len(waiting) == count
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("s3cret"), TimeoutError(), 1, None])

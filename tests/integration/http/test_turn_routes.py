@@ -14,7 +14,7 @@ from support.http_server import Client, ServerEvent, serving
 from support.spoken_model import SpokenModel
 from support.subscriptions import SESSION as IDS
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import ConfigurationError, MongoSessionService
 
 QUESTION = {"newMessage": {"role": "user", "parts": [{"text": "What time is it?"}]}}
 
@@ -176,6 +176,56 @@ async def test_a_bad_request_runs_no_turn(
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     none = await send(url, "DELETE", f"{SESSION}/turn")
     assert none.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("key", "prefix"),
+    [
+        ("app:system_prompt", "app:"),
+        ("user:theme", "user:"),
+        ("temp:is_admin", "temp:"),
+        ("__session_metadata__", "__session_metadata__"),
+    ],
+)
+async def test_a_client_sets_state_of_the_session_alone(
+    url: str, service: MongoSessionService, key: str, prefix: str
+) -> None:
+    """The answer names whose state it would have been, not the value."""
+    delta = {"mood": "good", key: {"displayName": "s3cret"}}
+    answer = await send(
+        url, "POST", f"{SESSION}/turns", {**QUESTION, "stateDelta": delta}
+    )
+
+    assert answer.status_code == 422
+    assert answer.json()["detail"].endswith(f"none of {prefix}")
+    assert "s3cret" not in answer.text
+    session = await service.get_session(**IDS)
+    assert session is not None
+    assert session.state == {}
+    assert await service.find_turns() == []
+
+
+async def test_an_application_allows_its_clients_more_state(
+    service: MongoSessionService, runner: Runner, model: SpokenModel
+) -> None:
+    """Key by key, and nothing that only begins like it."""
+    model.say("Good")
+    model.end_answer()
+    app = app_of(service, runner=runner, client_state=["user:theme"])
+    async with serving(app) as url:
+        for key, status in (("user:theme2", 422), ("user:theme", 202)):
+            asked = {**QUESTION, "stateDelta": {key: "dark", "mood": "good"}}
+            answer = await send(url, "POST", f"{SESSION}/turns", asked)
+            assert answer.status_code == status
+        state = await service.wait_for(**IDS, revision=2)
+
+    assert state == {"user:theme": "dark", "mood": "good"}
+
+
+def test_client_state_is_no_text(service: MongoSessionService) -> None:
+    """Its letters would be the names."""
+    with pytest.raises(ConfigurationError, match="client_state"):
+        app_of(service, client_state="user:theme")
 
 
 async def test_a_caller_without_permission_gets_no_information(

@@ -179,6 +179,30 @@ async def test_impossible_writes_are_refused(
 
 
 @pytest.mark.usefixtures("session")
+@pytest.mark.parametrize(
+    "body",
+    [
+        {f"field{n}": n for n in range(3000)},
+        {"x" * 60_000: 1},
+        {"labels": {"x" * 1000 + str(n): n for n in range(50)}},
+    ],
+    ids=["many", "long", "many and long"],
+)
+async def test_the_answer_to_many_mistakes_is_short(
+    url: str, body: dict[str, Any]
+) -> None:
+    """It names the first twenty, and counts the others."""
+    response = await send(url, "PATCH", "", body)
+
+    assert response.status_code == 422
+    assert len(response.content) < 20_000
+    count = min(20, len(body.get("labels", body)))
+    assert len(response.json()["errors"]) == count
+    if len(body) == 3000:
+        assert response.json()["detail"].endswith("; and 2,980 more mistakes")
+
+
+@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(("revision", "n"), [(0, 0), (1, 1), (2, 2)])
 async def test_the_session_at_an_event_can_be_read(
     service: MongoSessionService, url: str, revision: int, n: int
