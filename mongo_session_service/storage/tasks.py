@@ -146,6 +146,15 @@ class ReraisedCancellation:
             raise asyncio.CancelledError
 
 
+def is_being_cancelled() -> bool:
+    """Whether somebody has cancelled the current task.
+
+    If nobody has, a ``CancelledError`` is a failure of the code that has raised it.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def keep_running(
     task_name: str, run: Callable[..., Awaitable[None]], *args: object
 ) -> asyncio.Task[None]:
@@ -155,8 +164,10 @@ def keep_running(
         for attempt in count():
             try:
                 await run(*args)
-            except Exception as error:  # noqa: BLE001  or nobody would do its work
-                log_death(task_name, error)
+            except (Exception, asyncio.CancelledError) as error:
+                if is_being_cancelled():
+                    raise
+                log_death(task_name, error)  # or nobody would do its work
             else:
                 return
             first, longest = _FIRST_RESTART_PAUSE, _LONGEST_RESTART_PAUSE
@@ -165,7 +176,7 @@ def keep_running(
     return background(run_again())
 
 
-def log_death(task_name: str, error: Exception) -> None:
+def log_death(task_name: str, error: BaseException) -> None:
     """Log the cause, without its text, which may quote what is stored."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     logger.error("%s died of %s at %s.", task_name, type(error).__qualname__, where)

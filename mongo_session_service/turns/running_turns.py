@@ -44,6 +44,8 @@ from mongo_session_service.turns.partial_events import (
 from mongo_session_service.turns.turn import Turn, requested_stops
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from google.adk.agents.run_config import RunConfig
     from google.adk.runners import Runner
     from google.genai import types
@@ -51,6 +53,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSED: Final = "the service was closed"
+_CANCELLED: Final = (
+    "The agent in the turn of session {} was cancelled, though nobody had stopped the"
+    " turn: one of its tools, models or callbacks has let a CancelledError out. Have it"
+    " raise another error."
+)
 _LAST_WRITE: Final = 2.0
 """Seconds in which the end of the last turns is written, when a service is closed."""
 
@@ -108,6 +115,10 @@ class RunningTurn:
         self._is_stopped = asyncio.Event()
         self._loss: LeaseLostError | None = None
         """Raised to its readers if another caller has taken the turn over."""
+        self._failure: BaseException | None = None
+        """Raised to its readers: that, or what the agent has raised."""
+        self._traceback: TracebackType | None = None
+        """The failure's, without the frames of a reader."""
         self._aborts = asyncio.Event()
         """ADK's signal."""
         self._so_far = EventInbox()
@@ -167,7 +178,8 @@ class RunningTurn:
 
         Raises:
             MongoSessionServiceError: storage failed, or the turn was lost: one of its
-                subclasses; what the agent raised is raised as it is.
+                subclasses; or the agent was cancelled, and nobody had stopped the turn.
+                What else the agent raised is raised as it is.
         """
         await self.wait_end()
         self._raise_failure()
@@ -203,7 +215,8 @@ class RunningTurn:
 
     def _raise_failure(self) -> None:
         if error := self._task.exception():
-            raise error
+            self._traceback = self._traceback or error.__traceback__
+            raise _copy_of(error).with_traceback(self._traceback)
 
     async def _hold_turn(self) -> None:
         """Hold the turn while the runner runs; followers see its begin and end."""
@@ -217,6 +230,7 @@ class RunningTurn:
                     self._run_arguments["invocation_id"] = invocation_id
                 self._partials = PartialQueue(self.turn.info)
                 self._write_status()
+                self.turn.has_open_log = True
                 with self._span() as span:
                     running = asyncio.create_task(self._run_agent())
                     self._has_begun.set()
@@ -226,10 +240,8 @@ class RunningTurn:
                     span.status, span.error_type = info.status, info.error_type
         finally:
             self._write_status()
-        if self._loss is not None:
-            raise self._loss
-        if info.error_type is not None:
-            running.result()
+        if self._failure is not None:
+            raise self._failure
 
     def _span(self) -> TurnSpan:
         app_name, _, session_id = self.turn.key
@@ -287,6 +299,7 @@ class RunningTurn:
             running.cancel()
             _, pending = await asyncio.wait({running}, timeout=limits.cancel_seconds)
         if pending:
+            self.turn.runaway = running
             running.add_done_callback(_ignore_failure)
             logger.warning(
                 "The agent in the turn of session %s ignores that it was stopped and"
@@ -297,22 +310,25 @@ class RunningTurn:
     async def _close_log(self, running: asyncio.Task[None]) -> None:
         """Set how the turn has ended, and close what it has left open in the log."""
         turn = self.turn
-        error: BaseException | None = self._loss
-        if error is None and running.done() and not running.cancelled():
-            error = running.exception()
         is_stopped = self._is_stopped.is_set() and self._loss is None
         if is_stopped:
             turn.set_status("stopped")
-        elif error is None:
-            turn.set_status("ended")
-            return
-        else:
+        elif error := self._loss or self._error_of(running):
             turn.set_status("failed", error=type(error).__qualname__)
+            if isinstance(error, asyncio.CancelledError):  # it was not the readers'
+                error = MongoSessionServiceError(
+                    _CANCELLED.format(quoted(turn.key.session_id))
+                )
+            self._failure = error
             logger.warning(
                 "The turn of session %s has failed with %s.",
                 quoted(turn.key.session_id),
                 turn.info.error_type,
             )
+        else:
+            turn.set_status("ended")
+            turn.has_open_log = False
+            return
         with suppress(MongoSessionServiceError):  # the next turn closes it
             log = await turn.load_own_events()
             if is_stopped:
@@ -325,6 +341,18 @@ class RunningTurn:
             for event in closing:
                 await turn.append_event(event)
                 self._publish(event)
+            turn.has_open_log = False
+
+    def _error_of(self, running: asyncio.Task[None]) -> BaseException | None:
+        """Return what has failed an agent that nobody has stopped, if anything has."""
+        if not running.cancelled() and (error := running.exception()):
+            return error
+        # If a tool raises CancelledError, ADK ends the run as if all were well.
+        whole = [each for each in self._so_far if not each.partial]
+        is_cut_off = bool(whole) and not whole[-1].is_final_response()
+        if running.cancelled() or (is_cut_off and closing_events_of_abandoned(whole)):
+            return asyncio.CancelledError()
+        return None
 
 
 async def _wait_for_either(task: asyncio.Task[None], event: asyncio.Event) -> None:
@@ -334,6 +362,18 @@ async def _wait_for_either(task: asyncio.Task[None], event: asyncio.Event) -> No
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         is_set.cancel()
+
+
+def _copy_of(error: BaseException) -> BaseException:
+    """Copy an error for one reader: a shared one would keep the frames of all."""
+    with suppress(Exception):  # its class has an idea of its own of how to be made
+        copied = type(error).__new__(type(error), *error.args)
+        vars(copied).update(vars(error))
+        copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+        copied.__suppress_context__ = error.__suppress_context__
+        if str(copied) == str(error):
+            return copied
+    return error
 
 
 def _ignore_failure(task: asyncio.Task[None]) -> None:

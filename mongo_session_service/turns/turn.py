@@ -89,12 +89,12 @@ class Turns:
 
     def held_turn(self, key: SessionKey) -> Turn | None:
         """Find the session's turn that the caller is in; raise if it was stopped."""
-        for each in _held.get():
-            if each.key == key and each.turns is self:
-                if each.is_held:
-                    return each
-                if each.info.status == "stopped":
-                    raise turn_stopped_error(key.session_id)
+        own = [each for each in _held.get() if each.key == key and each.turns is self]
+        for each in own:
+            if each.is_held:
+                return each
+        if any(each.has_runaway for each in own):
+            raise turn_stopped_error(key.session_id)
         return None
 
     def wake_waiters(self) -> None:
@@ -126,16 +126,23 @@ class Turn:
         """The revision of its first event; 0 if it has none."""
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
+        self.has_open_log = False
+        """Whether an agent may have left calls open: the next turn closes them."""
+        self.runaway: asyncio.Task[None] | None = None
+        """The agent that goes on though it was stopped, and may append nothing."""
         self.info = TurnInfo(
             *key, epoch=0, status="running", since=_LONG_AGO, host=socket.gethostname()
         )
-        """How it stands, and how it has ended. What still runs in a stopped one can
-        append nothing."""
+        """How it stands, and how it has ended."""
 
     @property
     def is_lost(self) -> bool:
         """Whether another caller is known to have taken it over."""
         return self._lease.is_lost
+
+    @property
+    def has_runaway(self) -> bool:
+        return self.runaway is not None and not self.runaway.done()
 
     @property
     def limits(self) -> Limits:
@@ -203,7 +210,8 @@ class Turn:
             except BaseException:
                 await self._end_turn()
                 raise
-        _held.set((*_held.get(), self))
+        inherited = (each for each in _held.get() if each.is_held or each.has_runaway)
+        _held.set((*inherited, self))
         return session
 
     async def __aexit__(self, *_: object) -> None:
@@ -333,7 +341,7 @@ class Turn:
     async def _end_turn(self) -> None:
         self.is_held = False
         if self.info.status in {"running", "stopping"}:
-            self.set_status("ended")
+            self.set_status("stopped" if self.has_open_log else "ended")
         self.turns.renewer.discard_lease(self._lease)
         try:
             await uninterrupted(self._release_turn())
@@ -348,7 +356,8 @@ class Turn:
         backend = await self.turns.backends.backend()
         self._lease.storage = backend.storage
         ended = encode_turn(self.info)
-        await self._lease.release_lease(ended, forget=("stop", "first_revision"))
+        closed = () if self.has_open_log else ("first_revision",)
+        await self._lease.release_lease(ended, forget=("stop", *closed))
         await self._return_ticket()
 
 
