@@ -62,9 +62,7 @@ def test_a_page_works_twice(
         ("docs/getting-started.md", "quickstart.py"),
         ("docs/guide/search.md", "search.py"),
         ("docs/guide/usage.md", "usage.py"),
-        ("docs/guide/ai-sdk.md", "ai_sdk.jsx"),
-        ("docs/guide/ai-sdk.md", "assistant_ui.jsx"),
-        ("docs/guide/ag-ui.md", "copilotkit.jsx"),
+        ("docs/guide/front-ends.md", "ai_sdk.jsx"),
     ],
 )
 def test_a_recipe_is_an_example(page: str, name: str) -> None:
