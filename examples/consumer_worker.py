@@ -26,8 +26,8 @@ async def main() -> None:
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(close_on_signal(consumer))
-        await consumer.run(handle, max_attempts=5)
-        async for letter in consumer.dead_letters():  # what failed five times
+        await consumer.run(handle)
+        async for letter in consumer.dead_letters():  # what failed in every attempt
             print(f"failed: {letter.change.session_id}: {letter.error}")
 
 

@@ -147,6 +147,14 @@ _handler_options: Final = options.combine_decorators(
     metavar="N",
     help="Changes of so many sessions are handled at once.",
 )
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1),
+    default=13,
+    show_default=True,
+    metavar="N",
+    help="Called so often at most with a change on which it fails.",
+)
 @click.option("--app", help="Only this app.")
 @click.option(
     "--until-caught-up",
@@ -159,15 +167,19 @@ async def run(
     name: str,
     handler: Handler,
     app: str | None,
+    *,
+    until_caught_up: bool,
     **how: Any,
-) -> None:
+) -> bool:
     """Runs a consumer: calls a function with every change, until it is stopped.
 
     SIGTERM or Ctrl-C lets it finish and commit what it is handling, and exit with 0; a
     second one ends it at once. If it runs elsewhere already, this process stands by and
-    takes over. If the function fails, it is called again; a change on which it fails
-    five times is kept as a dead letter. It logs to stderr. Content that before_store
-    has sealed cannot be read here: for it, run a consumer whose service has after_load.
+    takes over. If the function fails, it is called again, after pauses of 0.1 to 30
+    seconds; a change on which it fails for one to two and a half minutes, 13 times, is
+    kept as a dead letter. With --until-caught-up the exit code is then 3. It logs to
+    stderr. Content that before_store has sealed cannot be read here: for it, run a
+    consumer whose service has after_load.
 
     \b
     Example:
@@ -179,13 +191,14 @@ async def run(
         try:
             logger.info("Consumer %r starts in %s.", name, address.location)
             _close_at_signal(consumer)
-            await consumer.run(handler, **how)
+            kept = await consumer.run(handler, until_caught_up=until_caught_up, **how)
             logger.info("Consumer %r has ended.", name)
         except ConfigurationError as error:
             known = {each.name: each.app_name for each in await service.consumers()}
             if known.get(name, app) == app:  # the server's fault, which may pass
                 raise
             raise click.UsageError(error.message) from error
+    return not (until_caught_up and kept)
 
 
 def _log_with_times() -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Final, Self
 
 import bson
@@ -67,14 +68,15 @@ _calling: ContextVar[Consumer | None] = ContextVar("_calling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
-    """A handler, and how it is called."""
+    """A handler, how it is called, and what it has failed on."""
 
     handler: Handler
     max_attempts: int
     transactional: bool
     concurrency: int
+    dead_letters: int = 0
 
 
 @public
@@ -223,11 +225,11 @@ class Consumer:
         self,
         handler: Handler,
         *,
-        max_attempts: int = 5,
+        max_attempts: int = 13,
         transactional: bool = False,
         concurrency: int = 1,
         until_caught_up: bool = False,
-    ) -> None:
+    ) -> int:
         """Handle and commit every change, until it is cancelled or closed.
 
         Changes that were read together are committed together: after a tenth of a
@@ -236,10 +238,12 @@ class Consumer:
 
         Args:
             handler: Called with each change, and awaited if it is a coroutine function.
-                If it raises, it is called again after growing pauses of 0.1 to 30
-                seconds; after the last attempt the change becomes a dead letter.
+                If it raises, it is called again after pauses of 0.1, 0.2, 0.4 and so
+                on to 30 seconds, each shortened at random by up to a half; after the
+                last attempt the change becomes a dead letter. A ``SystemExit`` and a
+                ``CancelledError`` count as failures, unless this call is cancelled.
             max_attempts: How often it is called at most; once more in a transaction of
-                several changes.
+                several changes. 13 attempts take one to two and a half minutes.
             transactional: Call ``handler(change, txn)``, where ``txn`` is the
                 driver's session. What is written with ``session=txn``, through
                 ``txn.client``, is committed together with the checkpoint: exactly
@@ -252,6 +256,9 @@ class Consumer:
                 those of the sessions they concern.
             until_caught_up: End when everything is handled that was committed before
                 it had the name: for cron jobs and tests. It waits for the name first.
+
+        Returns:
+            How many changes became dead letters.
 
         Raises:
             InvalidInputError: ``handler`` is not a function of these arguments,
@@ -282,7 +289,7 @@ class Consumer:
                 try:
                     first = await self._next_delivery()
                 except StopAsyncIteration:
-                    return
+                    break
                 self._is_idle.clear()
                 if concurrency > 1:
                     await self._handle_concurrently(run, first)
@@ -297,6 +304,7 @@ class Consumer:
             finally:
                 self._run, self._is_ending = None, False
                 self._is_idle.set()
+        return run.dead_letters
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
@@ -573,41 +581,29 @@ class Consumer:
         self._checkpoint.check_lease()
         if not self._is_delivering:
             return False
-        is_sequential = run.concurrency == 1
-        for attempt in range(run.max_attempts):
+        record: ChangeRecord | None = delivery.record
+        attempts = count(1)
+        while record is not None:
             try:
                 if run.transactional:
-                    handle = partial(self._call_handler, run, delivery.record)
+                    handle = partial(self._call_handler, run, record)
                     await self._save(delivery.position, handle)
-                else:
-                    await self._call_handler(run, delivery.record)
-                    if is_sequential:
-                        self._note_handled(delivery.position)
-                return True
+                    return True
+                await self._call_handler(run, record)
+                break
             except HandlerFailedError as failed:
-                error = failed.error
+                letter = dead_letters.new_dead_letter(
+                    self.name, delivery.record, failed.error, next(attempts)
+                )
             await self._save_handled()  # a pause holds up no one else's commit
-            if attempt + 1 < run.max_attempts and await self._ends_in_pause(attempt):
+            if letter.attempts == run.max_attempts:
+                await self._keep_letter(run, delivery, letter)
+                return True
+            if await self._ends_in_pause(letter, run.max_attempts):
                 return False
-        letter = dead_letters.new_dead_letter(
-            self.name, delivery.record, error, run.max_attempts
-        )
-        logger.warning(
-            "%s is a dead letter of consumer %r from now on: its handler failed %s,"
-            " last with %s.",
-            letter.name,
-            self.name,
-            counted(run.max_attempts, "time"),
-            letter.error,
-        )
-
-        async def store_letter(tx: Transaction) -> None:
-            await tx.write(dead_letters.store_letter_statement(letter))
-
-        if is_sequential:
-            await self._save(delivery.position, store_letter)
-        else:
-            await self._save_handled(store_letter)
+            record = await self._load_current(delivery, letter)
+        if run.concurrency == 1:
+            self._note_handled(delivery.position)
         return True
 
     async def _call_handler(
@@ -622,11 +618,60 @@ class Consumer:
             await checkpoint.flag_locked_out(error)
             raise
 
-    async def _ends_in_pause(self, attempt: int) -> bool:
+    async def _load_current(
+        self, delivery: FetchedChange, letter: DeadLetter
+    ) -> ChangeRecord | None:
+        """Load a change as it is stored now; None if it is gone, which is logged."""
+        storage, reached = self._checkpoint.storage, delivery.position.reached
+        found = await dead_letters.load_record(storage, letter.id, reached)
+        if found is None:
+            gone = "%s is no longer stored: consumer %r goes on without it."
+            logger.warning(gone, letter.name, self.name)
+        return found
+
+    async def _keep_letter(
+        self, run: _Run, delivery: FetchedChange, letter: DeadLetter
+    ) -> None:
+        """Keep a change as a dead letter, unless it is gone."""
+
+        async def store_letter(tx: Transaction) -> None:
+            await tx.write(dead_letters.store_letter_statement(letter))
+
+        if run.concurrency == 1:
+            await self._save(delivery.position, store_letter)
+        else:
+            await self._save_handled(store_letter)
+        # After it is stored: an erasure that is over has not removed it.
+        if await self._load_current(delivery, letter) is None:
+            removal = dead_letters.remove_letter_statement(letter)
+            await self._checkpoint.storage.commit(removal)
+            return
+        run.dead_letters += 1
+        logger.warning(
+            "%s is a dead letter of consumer %r from now on: its handler failed %s,"
+            " last with %s.",
+            letter.name,
+            self.name,
+            counted(run.max_attempts, "time"),
+            letter.error,
+        )
+
+    async def _ends_in_pause(self, letter: DeadLetter, max_attempts: int) -> bool:
         """Wait before the next attempt; whether it was closed meanwhile."""
-        first = self._checkpoint.storage.limits.handler_retry_seconds
+        failed, limits = letter.attempts, self._checkpoint.storage.limits
+        first, longest = limits.handler_retry_seconds, _LONGEST_HANDLER_PAUSE
+        pause = backoff(failed - 1, first=first, longest=longest)
+        logger.warning(
+            "The handler of consumer %r failed with %s, in attempt %d of %d, on %s. It"
+            " is called again in %.1f seconds.",
+            self.name,
+            letter.error,
+            failed,
+            max_attempts,
+            letter.name,
+            pause,
+        )
         with suppress(TimeoutError):
-            pause = backoff(attempt, first=first, longest=_LONGEST_HANDLER_PAUSE)
             async with asyncio.timeout(pause):
                 await self._is_over.wait()
         return self._is_over.is_set()

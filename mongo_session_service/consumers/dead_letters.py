@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
@@ -78,7 +79,7 @@ class DeadLetter:
 
 
 def new_dead_letter(
-    consumer: str, record: ChangeRecord, error: Exception, attempts: int
+    consumer: str, record: ChangeRecord, error: BaseException, attempts: int
 ) -> DeadLetter:
     """Make the letter of a change whose last attempt failed now."""
     now, id_ = platform_time.get_time(), _letter_id(consumer, record)
@@ -91,6 +92,10 @@ def store_letter_statement(letter: DeadLetter) -> Update:
     return Update("dead_letters", {"_id": letter.id}, kept, upsert=True)
 
 
+def remove_letter_statement(letter: DeadLetter) -> Delete:
+    return Delete("dead_letters", {"_id": letter.id})
+
+
 async def load_dead_letters(
     storage: Storage, consumer: str
 ) -> AsyncIterator[DeadLetter]:
@@ -98,6 +103,7 @@ async def load_dead_letters(
     named = {"_id.consumer": consumer}
     query = Query("dead_letters", named, order={"time": 1}, fields=("_id",))
     (found,) = await storage.read(query)
+    now = await storage.latest_time(patient=True)
     for each in found:
         stored = await storage.find_one(Query("dead_letters", each))
         if stored is not None:
@@ -107,7 +113,7 @@ async def load_dead_letters(
                 stored["attempts"],
                 stored["time"],
                 stored["_id"],
-                await _load_record(storage, stored["_id"]),
+                await load_record(storage, stored["_id"], now),
             )
 
 
@@ -124,7 +130,7 @@ async def replay_dead_letters(
     """
     handled = 0
     async for letter in load_dead_letters(storage, consumer):
-        removal = Delete("dead_letters", {"_id": letter.id})
+        removal = remove_letter_statement(letter)
         if letter.record is None:
             logger.warning(
                 "A dead letter of consumer %r is removed. %s is no longer stored.",
@@ -184,15 +190,22 @@ def _owner_of(id_: Document) -> tuple[str, ...]:
     return tuple(each for each in parts if each is not None)
 
 
-async def _load_record(storage: Storage, id_: Document) -> ChangeRecord | None:
-    """Load a letter's change as it is stored now; None if it is gone."""
+async def load_record(
+    storage: Storage, id_: Document, not_before: Timestamp
+) -> ChangeRecord | None:
+    """Load a letter's change as it is stored now; None if it is gone.
+
+    Not before a time at which the change was committed: a new primary may not know it.
+    """
     kind, time, hooks = id_["kind"], id_.get("time", 0.0), storage.hooks
     owner = _owner_of(id_)
     if kind == "deleted":
         return ChangeRecord(kind, owner, {}, time, hooks)
-    found = await storage.find_one(Query(*_stored_at(id_, owner)))
-    if found is None:
+    stored = Query(*_stored_at(id_, owner)).first()
+    (documents_found,) = await storage.read(stored, not_before=not_before, patient=True)
+    if not documents_found:
         return None
+    (found,) = documents_found
     match kind:
         case "snapshot":
             return await load_trimmed(storage, found)

@@ -49,7 +49,7 @@ def check_handler(handler: object, *, transactional: bool) -> None:
 class HandlerFailedError(Exception):
     """The handler raised ``error``; nothing was committed."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
 
@@ -78,19 +78,31 @@ async def call_handler(
 
     It raises ``HandlerFailedError`` if the handler raises, or the change cannot be
     read. After an error for which the driver repeats the transaction, that is raised.
+    A cancellation counts as a failure unless this call is cancelled.
     """
     token = _storage.set(storage)
     try:
         change = record.change()
         result = handler(change) if tx is None else handler(change, tx.client_session)
         if inspect.isawaitable(result):
-            await result
-    except Exception as error:
-        if tx is not None and is_repeated(error):
+            # In a task of its own: what it leaves cancelled is not the consumer.
+            await asyncio.create_task(_await_handler(result))
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        caller = asyncio.current_task()
+        if caller is not None and caller.cancelling():
+            raise asyncio.CancelledError from error
+        if isinstance(error, HandlerFailedError) or (tx and is_repeated(error)):
             raise
         raise HandlerFailedError(error) from error
     finally:
         _storage.reset(token)
+
+
+async def _await_handler(result: Awaitable[object]) -> None:
+    try:
+        await result
+    except SystemExit as error:  # which would end the event loop
+        raise HandlerFailedError(error) from error
 
 
 async def run_interruptibly(

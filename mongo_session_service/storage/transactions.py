@@ -190,7 +190,7 @@ class _Attempt(Generic[Result]):
         return error
 
 
-def is_repeated(error: Exception) -> bool:
+def is_repeated(error: BaseException) -> bool:
     """Whether the driver repeats a transaction whose work raises an error."""
     return isinstance(error, PyMongoError) and error.has_error_label(_PASSING)
 

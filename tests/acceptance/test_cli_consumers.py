@@ -25,6 +25,8 @@ async def linger(change):
     print("begun", change.revision, flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     print("done", change.revision, flush=True)
+async def fail(change):
+    raise ValueError
 async def together(change, txn):
     print(change.kind, txn.in_transaction, flush=True)
 """
@@ -223,6 +225,21 @@ async def test_a_consumer_is_reset(
     assert "MongoDB's oplog reaches back" in since.stderr
     assert soon.returncode == 0
     assert "reads all changes since 20" in soon.stderr
+
+
+async def test_a_run_that_kept_dead_letters_exits_with_3(
+    mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
+) -> None:
+    """It has caught up, but something was skipped after so many attempts."""
+    await append(service, await create(service))
+    options = ("--until-caught-up", "--max-attempts", "2")
+    async with serving(mongodb_uri, database, handlers, "fail", *options) as running:
+        log = await running.log_until("has ended")
+        assert await running.ended() == 3
+    assert "failed with ValueError, in attempt 1 of 2, on The change 'app" in log
+    assert "is a dead letter of consumer 'billing' from now on" in log
+    [letter] = [it async for it in service.consumer("billing").dead_letters()]
+    assert letter.attempts == 2
 
 
 async def test_a_consumer_is_removed(

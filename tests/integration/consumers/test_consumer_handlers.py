@@ -206,6 +206,115 @@ async def test_a_dead_letter_of_a_trimmed_event_is_removed_by_a_replay(
     assert "revision 1 is no longer stored" in caplog.text
 
 
+class McpLeak:
+    """Cancels the task that it was entered in, as a cancel scope that leaks does."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+
+    async def leak(self) -> None:
+        """Wait to be cancelled by oneself."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.sleep(PATIENCE)
+
+
+async def _raise_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+async def _exit() -> None:
+    raise SystemExit(7)
+
+
+FAILURES = {
+    "cancelled": (_raise_cancelled, "CancelledError"),
+    "leaking": (lambda: McpLeak().leak(), "CancelledError"),
+    "exit": (_exit, "SystemExit"),
+}
+MODES: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "in a transaction": {"transactional": True},
+    "at once": {"concurrency": 2},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure(
+    service: MongoSessionService, failure: str, mode: str
+) -> None:
+    """So is an exit: the change is tried again and kept, and the next one handled."""
+    await append(service, await create(service), 3)
+    fail, name = FAILURES[failure]
+    calls: list[int | None] = []
+
+    async def handler(change: Change, *_: Any) -> None:
+        calls.append(change.revision)
+        if change.revision == 2:
+            await fail()
+
+    consumer = service.consumer("c")
+    options = MODES[mode] | {"max_attempts": 2, "until_caught_up": True}
+    async with asyncio.timeout(PATIENCE):
+        assert await consumer.run(handler, **options) == 1
+    in_group = mode == "in a transaction"
+    assert [it for it in calls if it == 2] == [2] * (2 + in_group)
+    assert calls[-1] == 3
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert (letter.error, letter.attempts) == (name, 2)
+
+    transactional = {"transactional": True} if in_group else {}
+    assert await consumer.replay_dead_letters(handler, **transactional) == 0
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert (letter.error, letter.attempts) == (name, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_cancelled_run_ends_whatever_its_handler_makes_of_it(
+    service: MongoSessionService, mode: str
+) -> None:
+    """A handler that raises another error is not called again, and nothing is kept."""
+    await append(service, await create(service))
+    called = asyncio.Event()
+
+    async def handler(*_: Any) -> None:
+        called.set()
+        try:
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            raise ValueError from None
+
+    consumer = service.consumer("c")
+    running = asyncio.create_task(consumer.run(handler, **MODES[mode]))
+    await called.wait()
+    running.cancel()
+    await asyncio.wait([running], timeout=PATIENCE)
+    assert running.cancelled()
+    assert [each async for each in consumer.dead_letters()] == []
+
+
+async def test_each_failed_attempt_is_logged_with_its_pause(
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Thirteen attempts are made; twelve of them are followed by a pause."""
+    await append(service, await create(service))
+
+    def fail(change: Change) -> None:
+        raise ValueError(change.user_id)
+
+    with caplog.at_level(logging.WARNING):
+        assert await service.consumer("c").run(fail, until_caught_up=True) == 1
+    texts = [each.getMessage() for each in caplog.records]
+    assert len(texts) == 13
+    for number, text in enumerate(texts[:-1], 1):
+        assert f"failed with ValueError, in attempt {number} of 13, on The" in text
+        assert text.endswith(" seconds.")
+    # The same pauses from a tenth of a second on take a minute at least.
+    doubled = [min(0.1 * 2**number, 30) for number in range(12)]
+    assert 60 <= sum(doubled) / 2 <= sum(doubled) <= 150
+
+
 async def test_a_write_and_the_checkpoint_are_one_transaction(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:

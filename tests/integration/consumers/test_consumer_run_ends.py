@@ -146,14 +146,15 @@ async def test_dead_letters_of_different_changes_are_all_kept(
         for number in range(20)
     ]
     admin[database].app_states.bulk_write(updates)
-    for _ in range(2):
+    letters = admin[database].dead_letters
+    # Two of each: appended, deleted, created. Of what is gone already there is none.
+    appended, created = {"_id.kind": "appended"}, {"_id.kind": "created"}
+    for number in range(1, 3):
         await append(service, session)
+        await until(lambda n=number: letters.count_documents(appended) == n)
         await service.delete_session(**SESSION)
         session = await create(service)
-
-    letters = admin[database].dead_letters
-    # Two of each: appended, deleted, created.
-    await until(lambda: letters.count_documents({"_id.kind": "created"}) == 2)
+        await until(lambda n=number: letters.count_documents(created) == n)
     of_state = [it async for it in consumer.dead_letters() if it.id["kind"] == "state"]
     state = {f"app:k{number}": 1 for number in range(20)}
     assert of_state
