@@ -224,6 +224,16 @@ def session_not_found_error(session_id: str) -> SessionNotFoundError:
     return SessionNotFoundError(f"Session {quoted(session_id)} not found.")
 
 
+def session_gone_error(session_id: str) -> SessionNotFoundError:
+    """Make the error for a turn whose session is not stored any more."""
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+    return SessionNotFoundError(
+        f"Session {quoted(session_id)} was deleted, or has expired, while its turn ran."
+        " Nothing more was stored."
+    )
+
+
 def session_exists_error(session_id: str) -> AlreadyExistsError:
     """Make the error for a session that is to be created and is stored already."""
     from google.adk.errors.already_exists_error import AlreadyExistsError

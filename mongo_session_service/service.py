@@ -105,7 +105,13 @@ from mongo_session_service.turns.running_turns import (
     RunningTurn,
     RunningTurns,
 )
-from mongo_session_service.turns.turn import Turn, Turns, find_turns, request_stop
+from mongo_session_service.turns.turn import (
+    Turn,
+    Turns,
+    end_turns_of_erased,
+    find_turns,
+    request_stop,
+)
 from mongo_session_service.turns.waiting_line import remove_silent_waiters
 
 if TYPE_CHECKING:
@@ -661,7 +667,8 @@ class MongoSessionService(BaseSessionService):
 
         The turn goes on in a task of the service, whether anybody reads it or not. Any
         number of readers may come, and leave. If the process dies, the turn is
-        abandoned: see :meth:`recover_turns`.
+        abandoned: see :meth:`recover_turns`. If the session is deleted or expires, it
+        ends within two seconds, and its readers raise ``SessionNotFoundError``.
 
         Args:
             runner: The runner, built with this service.
@@ -709,16 +716,17 @@ class MongoSessionService(BaseSessionService):
             reason: Why, for those who look at the turn: up to 1,000 characters.
 
         Returns:
-            False if no turn was running.
+            False if no turn was running. One whose session is gone is known only where
+            it runs, and ends by itself.
         """
         key = session_key(app_name, user_id, session_id)
         if reason is not None:
             reason = validation.check_string("reason", reason)[:1000]
         backend = await self._backends.backend()
         is_running = await request_stop(backend.storage, key, reason)
-        if is_running and (running := self._running_turns.find(key)):
+        if running := self._running_turns.find(key):
             running.request_stop(reason)
-        return is_running
+        return is_running or running is not None
 
     @traced
     async def find_turns(
@@ -1331,7 +1339,8 @@ class MongoSessionService(BaseSessionService):
         steps. If the call is interrupted, or the user keeps writing meanwhile, call it
         again. A session that is created meanwhile is erased as well, or stays whole; an
         append to an erased one raises ``SessionNotFoundError``. Subscriptions receive
-        ``deleted`` for each session.
+        ``deleted`` for each session. Turns in which agents run are ended first; it
+        waits up to three seconds for them.
 
         Raises:
             UnknownOutcomeError: a part may be erased; call it again for the rest.
@@ -1350,6 +1359,7 @@ class MongoSessionService(BaseSessionService):
 
     async def _erase(self, app_name: str, user_id: str | None) -> Erased:
         backend = await self._backends.backend()
+        await end_turns_of_erased(backend.storage, app_name, user_id)
         try:
             return await erase_owner(backend.storage, app_name, user_id)
         finally:

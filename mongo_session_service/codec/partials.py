@@ -18,19 +18,28 @@ _MAX_PARTIAL_CHARACTERS: Final = 1_000_000
 
 
 def partial_document(
-    turn: TurnInfo, number: int, time: datetime, event: Event | None, hooks: Hooks
+    turn: TurnInfo,
+    number: int,
+    time: datetime,
+    event: Event | None,
+    hooks: Hooks,
+    *,
+    is_first: bool = False,
 ) -> Document:
     """Return the document of a partial event, or, without one, of a turn's status.
 
     Its ``number`` is its place among the documents of the turn, which rises; the time
-    is the server's, about, when it is written.
+    is the server's, about, when it is written. The first one of an event has a mark.
     """
     key = SessionKey(turn.app_name, turn.user_id, turn.session_id)
     document: Document = {}
     if event is not None:
         document = documents.partial_event_fields(key, event, hooks)
+    if is_first:
+        document["first"] = True
     place = {**key.id, "epoch": turn.epoch, "n": number}
-    return {"_id": place, **document, **encode_turn(turn), "time": time}
+    creation = {"create_time": turn.session_create_time}
+    return {"_id": place, **document, **encode_turn(turn), **creation, "time": time}
 
 
 def encode_turn(turn: TurnInfo) -> Document:
@@ -55,6 +64,7 @@ def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
         host=fields["host"],
         reason=fields.get("reason"),
         error_type=fields.get("error"),
+        session_create_time=fields.get("create_time"),
     )
 
 

@@ -28,6 +28,9 @@ from mongo_session_service.storage.snapshots import NO_TIME
 _STORED_EVENTS: Final = 256
 """Stored events by which late partials are known: these are late by a second or so."""
 
+_CREATIONS: Final = 1024
+"""Creations of sessions by which late turns of former ones are known."""
+
 _TURN_END: Final = 2**63
 """A position after every other of a turn."""
 
@@ -208,8 +211,9 @@ class SessionSubscription(Subscription):
         change = await self._next_change()
         if change is None:
             self._is_following = False
-        elif change.kind in {"partial", "turn"}:
-            self._waiting += [change] if self._turn.admit(change) else []
+        elif change.turn is not None:
+            is_own = change.turn.session_create_time in {None, self._create_time}
+            self._waiting += [change] if is_own and self._turn.admit(change) else []
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
@@ -239,7 +243,7 @@ class SessionSubscription(Subscription):
             self._key,
             self._revision,
             position,
-            with_partials=self._wants_partials,
+            self._turn.received if self._wants_partials else None,
         )
         if self._is_closed:
             return
@@ -284,7 +288,7 @@ class _TurnFilter:
     """
 
     def __init__(self, epoch: int = 0, position: int = 0) -> None:
-        self._received = (epoch, position)
+        self.received = (epoch, position)
         self._stored: deque[str] = deque(maxlen=_STORED_EVENTS)
 
     def add_stored(self, event_ids: Iterable[str]) -> None:
@@ -293,45 +297,64 @@ class _TurnFilter:
 
     def skip_turn(self, epoch: int) -> None:
         """Leave out what is still to come of a turn that has ended."""
-        self._received = max(self._received, (epoch, _TURN_END))
+        self.received = max(self.received, (epoch, _TURN_END))
 
     def admit(self, change: Change) -> bool:
         """Count a ``partial`` or ``turn`` as received; False to leave it out."""
         if change.turn is None or change.turn_position is None:
             return False
         place = (change.turn.epoch, change.turn_position)
-        if place <= self._received:
+        if place <= self.received:
             return False
-        self._received = place
+        self.received = place
         return change.event is None or change.event.id not in self._stored
 
 
 class _TurnFilters:
-    """Filters of many sessions.
+    """Filters of many sessions, each named by its creation as well.
 
     Of a turn that had begun before, only the status is let through: the beginning of
-    its partials is missing.
+    its partials is missing. Of a session that was made anew, nothing of the former one
+    is, which the other change stream may bring later.
     """
 
     def __init__(self) -> None:
-        self._running: dict[SessionKey, tuple[int, _TurnFilter]] = {}
-        """The epoch of each turn that runs, and its filter."""
+        self._running: dict[SessionKey, tuple[float, _TurnFilter]] = {}
+        """The creation of each session whose turn runs, and the turn's filter."""
+        self._created: dict[SessionKey, float] = {}
+        """When the latest sessions were created."""
 
     def admit(self, change: Change) -> bool:
         """Count a change as received; False to leave it out."""
-        key = change.session_key
+        key, turn = change.session_key, change.turn
         if key is None:
             return True
-        epoch, running = self._running.get(key, (0, None))
-        if change.kind == "appended" and change.event and running:
-            running.add_stored([change.event.id])
-        if change.turn is None:
+        if turn is None:
+            self._note_stored(key, change)
             return True
+        known, running = self._running.get(key, (0.0, None))
+        # An earlier release does not name it.
+        created = turn.session_create_time or known
+        if self._created.get(key, created) != created:
+            return False
+        if created != known:
+            running = None
         if change.kind == "partial":
             return running is not None and running.admit(change)
-        status = change.turn.status
-        if change.turn.epoch > epoch and status == "running":
-            self._running[key] = (change.turn.epoch, _TurnFilter())
-        elif change.turn.epoch == epoch and status not in {"running", "stopping"}:
+        epoch = running.received[0] if running else 0
+        if turn.epoch > epoch and turn.status == "running":
+            self._running[key] = (created, _TurnFilter(turn.epoch))
+        elif turn.epoch == epoch and turn.status not in {"running", "stopping"}:
             del self._running[key]
         return True
+
+    def _note_stored(self, key: SessionKey, change: Change) -> None:
+        known, running = self._running.get(key, (0.0, None))
+        if change.kind == "created":
+            self._created[key] = change.time
+            if len(self._created) > _CREATIONS:
+                del self._created[next(iter(self._created))]
+        elif running and change.kind == "deleted" and known <= change.time:
+            del self._running[key]
+        elif running and change.kind == "appended" and change.event:
+            running.add_stored([change.event.id])

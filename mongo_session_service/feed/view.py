@@ -44,7 +44,7 @@ class View:
     partials: list[Change] = field(default_factory=list)
     """Of the running turn: what is not stored yet, and its status."""
     stored_ids: list[str] = field(default_factory=list)
-    """The ids of the events that it has stored."""
+    """The ids of the events that it has stored, or whose first partials are gone."""
 
 
 async def load_view(
@@ -52,13 +52,13 @@ async def load_view(
     key: SessionKey,
     after_revision: int | None,
     not_before: Timestamp,
-    *,
-    with_partials: bool,
+    after_partial: tuple[int, int] | None,
 ) -> View | None:
     """Load a session, not before a time, and what a subscriber has missed.
 
     None if it is not stored. What follows a revision from before the session's log
-    begins with a snapshot.
+    begins with a snapshot. Partials are left out unless a place is given, (0, 0) for
+    the beginning: the epoch and number of the last one that was received.
     """
     sessions, *states = found = await storage.read(
         *queries.session_queries(key), not_before=not_before, patient=True
@@ -74,10 +74,10 @@ async def load_view(
     else:
         await _add_missed(view, storage, session, shared, after_revision)
     turn = session.get("turn") or {}
-    if with_partials and view.is_complete:
+    if after_partial is not None and view.is_complete:
         if "holder" in turn:
             view.past_epoch = turn["epoch"] - 1
-            await _add_partials(view, storage, key, turn)
+            await _add_partials(view, storage, key, turn, after_partial)
         else:
             view.past_epoch = turn.get("epoch", 0)
     return view
@@ -151,19 +151,37 @@ def _state_changes(stored: Document, hooks: Hooks, time: float) -> Iterator[Chan
 
 
 async def _add_partials(
-    view: View, storage: Storage, key: SessionKey, turn: Document
+    view: View,
+    storage: Storage,
+    key: SessionKey,
+    turn: Document,
+    after: tuple[int, int],
 ) -> None:
     """Add what the session's running turn has produced."""
-    partials = queries.partials_of_turn(key, turn["epoch"])
+    created = view.marker.create_time
+    partials = queries.partials_of_turn(key, turn["epoch"], created)
     wanted = [Query("partials", partials, order=1)]
     if "first_revision" in turn:
         own = queries.events_after(key, turn["first_revision"] - 1)
         wanted.append(Query("events", own, fields=("event.id",)))
     found, *stored = await storage.read(*wanted, as_of=view.as_of, patient=True)
     view.stored_ids = [each["event"]["id"] for events in stored for each in events]
+    view.stored_ids += _torn_ids(found, after)
     known = {*view.stored_ids}
     for each in found:
         record = decode_turn_progress(each, storage.hooks)
         change = record and record.readable_change
         if change and (change.event is None or change.event.id not in known):
             view.partials.append(change)
+
+
+def _torn_ids(partials: list[Document], received: tuple[int, int]) -> set[str]:
+    """The ids of events of which some partials have expired that were not received."""
+    if not partials or "create_time" not in partials[0]:  # of an earlier release
+        return set()
+    oldest = partials[0]["_id"]
+    if received >= (oldest["epoch"], oldest["n"] - 1):
+        return set()
+    events = [each for each in partials if "event" in each]
+    whole = {each["event"]["id"] for each in events if each.get("first")}
+    return {each["event"]["id"] for each in events} - whole

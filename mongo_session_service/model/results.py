@@ -112,6 +112,8 @@ class TurnInfo(NamedTuple):
     """Why it was stopped, as given to ``stop_turn``, or has failed."""
     error_type: str | None = None
     """The class of the error that ended a failed one."""
+    session_create_time: float | None = None
+    """When its session was created: a later one with the same id has other turns."""
 
 
 @public

@@ -199,7 +199,10 @@ async def remove_some(
     Other processes may remove the same sessions at the same time.
     """
     step = partial(_remove_short, storage, wanted)
-    removal, placeholders = await storage.run(step, time_limit=time_limit)
+    removal, placeholders, partials = await storage.run(step, time_limit=time_limit)
+    if partials:  # turns may have written some that the transaction does not see
+        with reporting_partial_removal():
+            await storage.commit(*partials)
     yield removal
     for each in placeholders:
         async for events in _remove_placeholder(storage, each, time_limit):
@@ -208,10 +211,11 @@ async def remove_some(
 
 async def _remove_short(
     storage: Storage, wanted: Document, tx: Transaction
-) -> tuple[Removal, list[Document]]:
+) -> tuple[Removal, list[Document], list[Statement]]:
     """Remove short sessions, or make a tombstone of a long one, in one transaction.
 
-    Returns the tombstones and reservations that are to be removed then.
+    Returns the tombstones and reservations that are to be removed then, and statements
+    that remove the partials of the sessions, which are to be repeated.
     """
     query = Query("sessions", wanted, limit=SESSIONS_AT_ONCE, fields=_REMAINS)
     found = await tx.find(query)
@@ -222,21 +226,21 @@ async def _remove_short(
     most = storage.limits.removed_events if storage.has_transactions else -1
     short = [it for it, events in zip(sessions, totals, strict=True) if events <= most]
     count = len(short)
+    partials = _partials_removal(short or sessions[:1])
     if short:
         ids = [each["_id"] for each in short]
         logs = [queries.all_events(SessionKey(**id_)) for id_ in ids]
         await tx.write(
             Delete("sessions", {"_id": {"$in": ids}}, many=True),
             Delete("events", queries.any_of(logs), many=True),
-            *_partials_removal(short),
+            *partials,
         )
     elif sessions:
         count = await _replace_with_tombstone(storage, sessions[0], wanted, tx)
         placeholders += sessions[:count]
     is_last = len(found) < SESSIONS_AT_ONCE and count == len(sessions)
-    return Removal(
-        count, sum(map(max_stored_event_count, short)), is_last
-    ), placeholders
+    events = sum(map(max_stored_event_count, short))
+    return Removal(count, events, is_last), placeholders, partials
 
 
 def _partials_removal(sessions: Sequence[Document]) -> list[Statement]:
@@ -351,6 +355,7 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
         users = await remove_all("user_states", states)
         await remove_all("imports", notes)
         await remove_all("leases", wanted)  # whom turns keep waiting
+        await remove_all("partials", wanted)
         letters = await remove_all("dead_letters", of_owner)
         apps = consumers = 0
         if user_id is None:

@@ -108,12 +108,18 @@ def all_events(key: SessionKey) -> Document:
     return _id_prefix_range(key.id, "revision")
 
 
-def partials_of_turn(key: SessionKey, epoch: int) -> Document:
-    return _id_prefix_range({**key.id, "epoch": epoch}, "n")
+def partials_of_session(key: SessionKey, create_time: float | None = None) -> Document:
+    """The partials of a session; of one alone of those with its key, if given."""
+    of_any = _id_prefix_range(key.id, "epoch")
+    return of_any if create_time is None else {**of_any, "create_time": create_time}
 
 
-def partials_of_session(key: SessionKey) -> Document:
-    return _id_prefix_range(key.id, "epoch")
+def partials_of_turn(
+    key: SessionKey, epoch: int, create_time: float | None
+) -> Document:
+    """The partials of a turn, and of none of another session with its key."""
+    of_any = _id_prefix_range({**key.id, "epoch": epoch}, "n")
+    return {**of_any, "create_time": {"$in": [create_time, None]}}
 
 
 def events_after(key: SessionKey, revision: int, before: int | None = None) -> Document:

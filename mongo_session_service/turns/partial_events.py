@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import bson
@@ -42,9 +42,10 @@ from mongo_session_service.model.results import TurnInfo
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.failures import DUPLICATE_KEY
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.statements import Delete, Query
 from mongo_session_service.storage.tasks import keep_running
 from mongo_session_service.telemetry import PARTIAL_SIZES, record_size
+from mongo_session_service.turns.waiting_line import load_turn_states
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +130,8 @@ class EventInbox:
         return drained
 
 
-def _size(document: RawBSONDocument) -> int:
-    return len(document.raw)
+def _size(queued: tuple[object, RawBSONDocument]) -> int:
+    return len(queued[1].raw)
 
 
 class PartialQueue:
@@ -143,14 +144,26 @@ class PartialQueue:
         self._begun_at = time.monotonic()
         # Above those of an earlier session with this id, which had the same epochs.
         self._number = round(turn.since.timestamp() * 1000) * 1000
+        self._begun: set[str] = set()
+        """The ids of events of which a piece was written."""
         self._incomplete: set[str] = set()
         """The ids of events of which a piece is missing: no more of them is written."""
+        self.has_ended = False
+        """Whether nothing more is added to it."""
+        self.is_discarded = False
+        """Whether nothing more is written: the session is gone."""
 
     def add_partial(self, event: Event) -> None:
-        self._waiting.add_event(event)
+        if not self.is_discarded:
+            self._waiting.add_event(event)
 
     def add_status(self, turn: TurnInfo) -> None:
-        self._noted += [*self._waiting.drain(), turn]
+        if not self.is_discarded:
+            self._noted += [*self._waiting.drain(), turn]
+
+    def discard(self) -> None:
+        self.is_discarded = True
+        self._waiting, self._noted = EventInbox(), []
 
     def encode_all(self, hooks: Hooks, room: int) -> Iterator[RawBSONDocument]:
         """Remove the queued documents and yield them encoded, up to ``room`` bytes."""
@@ -168,7 +181,7 @@ class PartialQueue:
                 except MongoSessionServiceError as error:
                     self._leave_out(event, error)
                     break
-                room -= _size(document)
+                room -= len(document.raw)
                 if room < 0:
                     self._leave_out(event, _TOO_MUCH)
                     break
@@ -178,8 +191,13 @@ class PartialQueue:
         # By the server's clock, which removes it: another may be wrong.
         now = self.turn.since + timedelta(seconds=time.monotonic() - self._begun_at)
         number = self._number + 1
-        document = partial_document(self.turn, number, now, event, hooks)
+        is_first = event is not None and event.id not in self._begun
+        document = partial_document(
+            self.turn, number, now, event, hooks, is_first=is_first
+        )
         self._number = number
+        if event is not None:
+            self._begun.add(event.id)
         return RawBSONDocument(bson.encode(document))
 
     def _leave_out(self, event: Event, reason: object) -> None:
@@ -200,8 +218,9 @@ class PartialWriter:
     def __init__(self) -> None:
         self._queues: dict[PartialQueue, None] = {}
         """Queues with something to write, in order."""
-        self._unwritten: list[RawBSONDocument] = []
+        self._unwritten: list[tuple[PartialQueue, RawBSONDocument]] = []
         """Documents that a failed write has left."""
+        self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def write_soon(self, queue: PartialQueue, backends: Backends) -> None:
@@ -212,6 +231,11 @@ class PartialWriter:
             self._task = keep_running(
                 "The writer of partials", self._keep_writing, backends
             )
+
+    async def settle(self) -> None:
+        """Wait for the end of a write that is under way."""
+        async with self._writing:
+            pass
 
     async def finish(self, limit: float) -> None:
         """Write what is left, for ``limit`` seconds at most; the rest is lost."""
@@ -229,16 +253,24 @@ class PartialWriter:
             limits = storage.limits
             for each in queues:
                 left = limits.partial_unwritten_bytes - sum(map(_size, self._unwritten))
-                self._unwritten += each.encode_all(storage.hooks, left)
-            await self._write(storage)
+                encoded = each.encode_all(storage.hooks, left)
+                self._unwritten += ((each, document) for document in encoded)
+            async with self._writing:
+                await self._write(storage)
+            ended = [each for each in queues if each.has_ended]
+            if self._unwritten:
+                self._queues.update(dict.fromkeys(ended))
+            elif ended:
+                await _remove_gone(storage, [each.turn for each in ended])
             await asyncio.sleep(limits.partial_seconds)
 
     async def _write(self, storage: Storage) -> None:
         """Write all that is encoded; after a failure that passes it is kept."""
         most = storage.limits.partial_bytes
+        self._unwritten = [it for it in self._unwritten if not it[0].is_discarded]
         for part in cut_by_size([*self._unwritten], most, _size):
             try:
-                await _insert(storage, part)
+                await _insert(storage, [document for _, document in part])
                 record_size(PARTIAL_SIZES, storage.database.name, len(part))
             except StorageUnavailableError:
                 return
@@ -247,19 +279,35 @@ class PartialWriter:
             del self._unwritten[: len(part)]
 
 
-async def announce_abandoned_turn(
-    storage: Storage, key: SessionKey, epoch: int, time: datetime
-) -> None:
-    """Write a status for a turn's subscribers: its process has died."""
-    partials = Query("partials", queries.partials_of_turn(key, epoch), order=-1)
+async def announce_abandoned_turn(storage: Storage, taken_by: TurnInfo) -> None:
+    """Write a status for the subscribers of the turn before: its process has died."""
+    key, epoch = SessionKey(*taken_by[:3]), taken_by.epoch - 1
+    before = queries.partials_of_turn(key, epoch, taken_by.session_create_time)
+    partials = Query("partials", before, order=-1)
     # The turn is taken over all the same, also by a user who may not read partials.
     with suppress(MongoSessionServiceError):
         last = await storage.find_one(partials)
         if last is not None:  # else nobody has followed it for long
             turn = decode_turn(key, epoch, last)._replace(status="abandoned")
             number = last["_id"]["n"] + 1
-            document = partial_document(turn, number, time, None, storage.hooks)
+            since = taken_by.since
+            document = partial_document(turn, number, since, None, storage.hooks)
             await _insert(storage, [document])
+
+
+async def _remove_gone(storage: Storage, turns: Iterable[TurnInfo]) -> None:
+    """Remove what was written of turns whose sessions are gone.
+
+    Whoever removes a session removes its partials after that. So none is left that was
+    written before; those that were written later are found here.
+    """
+    owners = {(SessionKey(*each[:3]), each.session_create_time) for each in turns}
+    with suppress(MongoSessionServiceError):  # they expire by themselves
+        stored = await load_turn_states(storage, {key for key, _ in owners})
+        for key, create_time in owners:
+            if key not in stored or stored[key].create_time != create_time:
+                left = queries.partials_of_session(key, create_time)
+                await storage.commit(Delete("partials", left, many=True))
 
 
 async def _insert(storage: Storage, documents: Sequence[Mapping[str, Any]]) -> None:

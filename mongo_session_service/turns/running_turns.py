@@ -13,14 +13,15 @@ from contextlib import aclosing, suppress
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 
 from mongo_session_service._public import public
 from mongo_session_service.backend import Backends
 from mongo_session_service.errors import (
-    LeaseLostError,
     MongoSessionServiceError,
     quoted,
+    session_gone_error,
     turn_lost_error,
 )
 from mongo_session_service.model.records import SessionKey
@@ -41,7 +42,8 @@ from mongo_session_service.turns.partial_events import (
     PartialWriter,
     is_text,
 )
-from mongo_session_service.turns.turn import Turn, requested_stops
+from mongo_session_service.turns.turn import Turn
+from mongo_session_service.turns.waiting_line import TurnStatus, load_turn_states
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,6 +60,7 @@ _CANCELLED: Final = (
     " turn: one of its tools, models or callbacks has let a CancelledError out. Have it"
     " raise another error."
 )
+_GONE: Final = "its session was deleted or has expired"
 _LAST_WRITE: Final = 2.0
 """Seconds in which the end of the last turns is written, when a service is closed."""
 
@@ -113,8 +116,8 @@ class RunningTurn:
         self._wanted = asyncio.Semaphore(0)
         self._has_begun = asyncio.Event()
         self._is_stopped = asyncio.Event()
-        self._loss: LeaseLostError | None = None
-        """Raised to its readers if another caller has taken the turn over."""
+        self._loss: Exception | None = None
+        """Raised to its readers if the session is gone, or the turn was taken over."""
         self._failure: BaseException | None = None
         """Raised to its readers: that, or what the agent has raised."""
         self._traceback: TracebackType | None = None
@@ -177,6 +180,7 @@ class RunningTurn:
         """Wait for its end, and return all whole events of the runner.
 
         Raises:
+            SessionNotFoundError: the session was deleted or has expired meanwhile.
             MongoSessionServiceError: storage failed, or the turn was lost: one of its
                 subclasses; or the agent was cancelled, and nobody had stopped the turn.
                 What else the agent raised is raised as it is.
@@ -195,11 +199,30 @@ class RunningTurn:
             self.turn.set_status("stopping", reason=reason)
             self._is_stopped.set()
 
-    def end_if_lost(self) -> None:
-        """Have it end soon if another caller has taken the turn over."""
-        if self.turn.is_lost and not self._is_stopped.is_set():
-            self._loss = turn_lost_error(self.turn.key.session_id)
+    @property
+    def _is_gone(self) -> bool:
+        """Whether its session is known to be gone."""
+        return self._partials is not None and self._partials.is_discarded
+
+    def heed(self, found: TurnStatus | None) -> None:
+        """Have it end soon, if what was found of its session is a reason to."""
+        created, session_id = self.turn.info.session_create_time, self.turn.key[2]
+        stop = found.stop if found and found.epoch == self.epoch else None
+        if found is None or found.create_time != created or (stop or {}).get("erases"):
+            self._end_gone()
+        elif stop is not None:
+            self.request_stop(stop.get("reason"))
+        elif self.turn.is_lost and not self._is_stopped.is_set():
+            self._loss = turn_lost_error(session_id)
             self._is_stopped.set()
+
+    def _end_gone(self) -> None:
+        """Have it end soon, and write nothing more: its session is gone."""
+        self._failure = self._loss = session_gone_error(self.turn.key.session_id)
+        self.turn.set_status("failed", reason=_GONE, error=type(self._loss).__name__)
+        if self._partials is not None:
+            self._partials.discard()
+        self._is_stopped.set()
 
     async def stop(self, reason: str | None = None) -> None:
         """Stop the agent, and return when the turn has ended; idempotent.
@@ -236,9 +259,13 @@ class RunningTurn:
                     self._has_begun.set()
                     await self._await_agent(running)
                     await self._close_log(running)
+                    if self._is_gone:
+                        await self._writer.settle()
                     info = self.turn.info
                     span.status, span.error_type = info.status, info.error_type
         finally:
+            if self._partials is not None:
+                self._partials.has_ended = True
             self._write_status()
         if self._failure is not None:
             raise self._failure
@@ -329,8 +356,14 @@ class RunningTurn:
             turn.set_status("ended")
             turn.has_open_log = False
             return
+        if self._is_gone:
+            return
         with suppress(MongoSessionServiceError):  # the next turn closes it
-            log = await turn.load_own_events()
+            try:
+                log = await turn.load_own_events()
+            except SessionNotFoundError:
+                self._end_gone()
+                return
             if is_stopped:
                 closing = closing_events_of_stopped(log, self._runner.agent.name)
                 if self._keeps_partial_answer:
@@ -442,12 +475,10 @@ class RunningTurns:
             with suppress(MongoSessionServiceError):  # it looks again soon
                 backend = await self.backends.backend()
                 pause = backend.storage.limits.stop_poll_seconds
-                keys = [each.turn.key for each in here.turns]
-                stops = await requested_stops(backend.storage, keys)
-                for each in here.turns:
-                    epoch, reason = stops.get(each.turn.key, (0, None))
-                    if epoch == each.epoch:
-                        each.request_stop(reason)
-                    each.end_if_lost()
+                turns = {each for each in here.turns if not each.is_done}
+                keys = {each.turn.key for each in turns}
+                stored = await load_turn_states(backend.storage, keys)
+                for each in turns:
+                    each.heed(stored.get(each.turn.key))
             await asyncio.sleep(pause)
             here.turns = {each for each in here.turns if not each.is_done}

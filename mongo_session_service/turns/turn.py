@@ -17,7 +17,6 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -28,7 +27,6 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.codec.adk_session import to_session
-from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.codec.partials import decode_turn, encode_turn
 from mongo_session_service.errors import (
     MongoSessionServiceError,
@@ -48,7 +46,7 @@ from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
-from mongo_session_service.storage.statements import Query, Update
+from mongo_session_service.storage.statements import Query, TooLateError, Update
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import waiting_line
@@ -67,6 +65,8 @@ _held: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 HELD: Final = "turn.holder"
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DIED: Final = "its process died"
+_ERASURE_WAITS: Final = 3.0
+"""Seconds that running turns have to end before their sessions are erased."""
 _NESTED: Final = (
     "The turn of session {} is held here already, so that a second one would wait for"
     " itself. Use the Session of the first."
@@ -244,17 +244,19 @@ class Turn:
                 for event in closing:
                     await self.append_event(event)
                 stored = await self._load(backend)
-            storage, info = backend.storage, self.info
-            await announce_abandoned_turn(storage, self.key, info.epoch - 1, info.since)
+            storage = backend.storage
+            await announce_abandoned_turn(storage, self.info)
             closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
             await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
         return to_session(stored)
 
     async def _load(self, backend: Backend) -> StoredSession:
-        stored = await backend.reads.load_session(self.key)
-        if stored is None:
+        stored, known = await backend.reads.load_session(self.key), self.fence
+        if stored is None or (known and known.create_time != stored.marker.create_time):
             raise session_not_found_error(self.key.session_id)
-        self.fence = TurnFence(self._lease.epoch, stored.marker.create_time)
+        created = stored.marker.create_time
+        self.info = self.info._replace(session_create_time=created)
+        self.fence = TurnFence(self._lease.epoch, created)
         return stored
 
     def _own_events(self, stored: StoredSession) -> list[Event]:
@@ -371,20 +373,24 @@ async def request_stop(storage: Storage, key: SessionKey, reason: str | None) ->
     return await turn.write_past_dead_holder(storage.commit(stopping)) == [1]
 
 
-async def requested_stops(
-    storage: Storage, keys: Iterable[SessionKey]
-) -> dict[SessionKey, tuple[int, str | None]]:
-    """Find epoch and reason of the turns, of some sessions, that are to be stopped."""
-    stops: dict[SessionKey, tuple[int, str | None]] = {}
-    for some in cut_by_id_size(keys):
-        ids = {"$in": [each.id for each in some]}
-        where = {"_id": ids, "turn.stop": {"$exists": True}}
-        query = Query("sessions", where, fields=("turn.epoch", "turn.stop"))
-        (found,) = await storage.read(query)
-        for each in found:
-            turn = each["turn"]
-            stops[SessionKey(**each["_id"])] = turn["epoch"], turn["stop"].get("reason")
-    return stops
+_ERASED: Final = {"reason": "its session is being erased", "erases": True}
+
+
+async def end_turns_of_erased(
+    storage: Storage, app_name: str, user_id: str | None
+) -> None:
+    """Have the turns of an app, or of a user, end without a word; wait for a while.
+
+    A caller that is no running turn has nothing to stop, and loses its session.
+    """
+    where = turns_filter(app_name, user_id, "running", storage.clock.now())
+    held = {**where, "$expr": {"$not": lease_is_free(storage, "turn.")}}
+    stopping = Update("sessions", held, {"$set": {"turn.stop": _ERASED}}, many=True)
+    with suppress(TimeoutError, TooLateError):
+        async with asyncio.timeout(_ERASURE_WAITS):
+            # Other processes send no signal.
+            while await storage.commit(stopping, time_limit=_ERASURE_WAITS) != [0]:  # noqa: ASYNC110
+                await asyncio.sleep(storage.limits.turn_poll_seconds)
 
 
 async def find_turns(
@@ -395,7 +401,7 @@ async def find_turns(
 ) -> list[TurnInfo]:
     """Find turns, in the order of app, user and session."""
     where = turns_filter(app_name, user_id, status, storage.clock.now())
-    fields = {"turn": 1, "is_free": lease_is_free(storage, "turn.")}
+    fields = {"turn": 1, "create_time": 1, "is_free": lease_is_free(storage, "turn.")}
     stages: list[Document] = [{"$project": fields}]
     if status == "abandoned":
         stages.append({"$match": {"is_free": True}})
@@ -431,4 +437,5 @@ def _turn_info(session: Document) -> TurnInfo:
             "host": turn["holder"]["host"],
             **(stop or {}),
         }
+    fields = {**fields, "create_time": session.get("create_time")}
     return decode_turn(SessionKey(**session["_id"]), turn["epoch"], fields)

@@ -64,6 +64,9 @@ class TurnStatus(NamedTuple):
     create_time: float
     """The session's."""
     is_free: bool
+    epoch: int
+    stop: Document | None
+    """The reason for which somebody wants it to be stopped, if somebody does."""
 
 
 async def draw_ticket(storage: Storage, key: SessionKey) -> Ticket:
@@ -96,15 +99,23 @@ async def load_turn_states(
 ) -> dict[SessionKey, TurnStatus]:
     """Load the turns of those sessions that are stored."""
     visible = queries.visible_filter(storage.clock.now())
-    fields = {"create_time": 1, "is_free": lease_is_free(storage, "turn.")}
+    fields = {
+        **dict.fromkeys(("create_time", "turn.epoch", "turn.stop"), 1),
+        "is_free": lease_is_free(storage, "turn."),
+    }
     turns: dict[SessionKey, TurnStatus] = {}
     for some in cut_by_id_size(keys):
         wanted = {"_id": {"$in": [each.id for each in some]}, **visible}
         query = Query("sessions", wanted, then=({"$project": fields},))
         (found,) = await storage.read(query)
         for each in found:
-            turn = TurnStatus(each["create_time"], each["is_free"])
-            turns[SessionKey(**each["_id"])] = turn
+            turn = each.get("turn", {})
+            turns[SessionKey(**each["_id"])] = TurnStatus(
+                each["create_time"],
+                each["is_free"],
+                turn.get("epoch", 0),
+                turn.get("stop"),
+            )
     return turns
 
 

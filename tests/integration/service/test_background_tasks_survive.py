@@ -107,7 +107,7 @@ async def test_a_running_turn_is_stopped_after_its_poll_has_died(
 ) -> None:
     """The look for stops is there again when somebody asks for one."""
     await service.create_session(**IDS)
-    kill(running_turns, "requested_stops")
+    kill(running_turns, "load_turn_states")
     runner = Runner(
         agent=SilentAgent(name="agent"),
         app_name=IDS["app_name"],

@@ -19,7 +19,6 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import Lease, LeaseRenewer
 from mongo_session_service.turns import waiting_line
-from mongo_session_service.turns.turn import requested_stops
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -217,7 +216,6 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
             assert await waiting_line.first_tickets(connection, [*many, key]) == {
                 key: 1
             }
-            assert await requested_stops(connection, [*many, key]) == {}
             line_here.fail_all()
             for each in waiters:
                 with pytest.raises(MongoSessionServiceError, match="closed"):
