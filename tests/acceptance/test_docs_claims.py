@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def test_sealed_data_is_not_in_clear(
     secrets = re.compile('influenza|penicillin|(?<=author=")nurse')
 
     with Reader(mongodb_uri.replace("/?", f"/{database}?"), tmp_path) as reader:
-        for block in blocks_of(DOCS / "guide" / "encryption.md"):
+        page = blocks_of(DOCS / "guide" / "encryption.md")
+        for block in takewhile(lambda block: block.title != "keys.py", page):
             reader.follow(replace(block, text=secrets.sub(CANARY, block.text)))
 
     assert list(clear_text(admin, [database], since)) == []
