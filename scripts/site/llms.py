@@ -1,4 +1,8 @@
-"""Writes site/llms.txt, an index of the site for language models, from the pages."""
+"""Writes site/llms.txt, an index of the site for language models.
+
+It leads to the Markdown of the pages, which is beside them, but for those of the
+reference that are made of docstrings.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +37,13 @@ def _entries(nav: list[Any], base: str) -> Iterator[str]:
 
 
 def _line(page: str, base: str) -> str:
-    _, matter, text = (_ROOT / "docs" / page).read_text().split("---\n", 2)
+    whole = (_ROOT / "docs" / page).read_text()
+    _, matter, text = whole.split("---\n", 2)
     heading = next(line for line in text.splitlines() if line.startswith("# "))
-    address = base + f"{page.removesuffix('.md')}/".removesuffix("index/")
+    address = base + page
+    if "\n::: " in text:
+        address = base + f"{page.removesuffix('.md')}/".removesuffix("index/")
+    (_ROOT / "site" / page).write_text(whole)
     return f"- [{heading[2:]}]({address}): {yaml.safe_load(matter)['description']}"
 
 
