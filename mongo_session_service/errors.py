@@ -217,6 +217,11 @@ def turn_stopped_error(session_id: str) -> LeaseLostError:
     )
 
 
+def service_closed_error() -> MongoSessionServiceError:
+    """Make the error for a call that waits for a turn while the service is closed."""
+    return MongoSessionServiceError("The service was closed meanwhile.")
+
+
 def session_not_found_error(session_id: str) -> SessionNotFoundError:
     """Make the error for a session that is not stored, or not any more."""
     from google.adk.errors.session_not_found_error import SessionNotFoundError

@@ -263,19 +263,21 @@ class MongoSessionService(BaseSessionService):
     async def close(self, *, grace: float = 10.0) -> None:
         """Ends turns, subscriptions and consumers, and closes the clients it opened.
 
-        Appends under way are finished first. A later call opens new clients.
+        Appends under way are finished first. A turn that is started meanwhile is
+        refused. A later call opens new clients.
 
         Args:
             grace: Seconds that running turns have to end by themselves. Then they are
                 stopped.
         """
         validation.check_seconds("grace", grace)
-        await self._running_turns.stop_all(grace)
-        here = [each for each in list(self._consumers) if each.is_here]
-        await asyncio.gather(*(each.end() for each in here))
-        self._turns.fail_waiters()
-        await self._backends.close()
-        await self._lease_renewer.end_thread()
+        with self._running_turns.refusing_starts():
+            await self._running_turns.stop_all(grace)
+            here = [each for each in list(self._consumers) if each.is_here]
+            await asyncio.gather(*(each.end() for each in here))
+            self._turns.fail_waiters()
+            await self._backends.close()
+            await self._lease_renewer.end_thread()
 
     async def __aenter__(self) -> Self:
         running_loop()
@@ -683,7 +685,8 @@ class MongoSessionService(BaseSessionService):
         Raises:
             TimeoutError: the turn was not free in time; it names who has it.
             SessionNotFoundError: the session is not stored.
-            MongoSessionServiceError: the caller is in a turn of the session.
+            MongoSessionServiceError: the caller is in a turn of the session, or the
+                service is closed meanwhile.
         """
         validation.check_flag("keep_partial_answer", keep_partial_answer)
         turn = self._new_turn(_app_of(runner), user_id, session_id, wait)

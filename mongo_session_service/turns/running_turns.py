@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
@@ -21,6 +21,7 @@ from mongo_session_service.backend import Backends
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
+    service_closed_error,
     session_gone_error,
     turn_lost_error,
 )
@@ -138,27 +139,42 @@ class RunningTurn:
         return self.turn.info.epoch
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it held the turn, and its agent was started."""
+        return self._has_begun.is_set()
+
+    @property
     def is_done(self) -> bool:
         """Whether the task has ended, and the turn is released."""
         return self._task.done()
 
-    async def begin(self, writer: PartialWriter) -> None:
-        """Start the task; return once it holds the turn."""
+    def create_task(self, writer: PartialWriter) -> asyncio.Task[None]:
+        """Create its task, which is about to take the turn."""
         self._writer = writer
         # In a copy of the caller's context: spans of the turn are below the caller's.
-        self._task = task = asyncio.create_task(self._hold_turn())
-        task.add_done_callback(_ignore_failure)  # result() raises it
+        self._task = asyncio.create_task(self._hold_turn())
+        self._task.add_done_callback(_ignore_failure)  # result() raises it
+        return self._task
+
+    async def wait_begin(self) -> None:
+        """Wait until it holds the turn; raise if it cannot."""
+        task = self._task
         try:
             await _wait_for_either(task, self._has_begun)
         except asyncio.CancelledError:
-            if self._has_begun.is_set():
-                self._is_stopped.set()
-            else:
-                task.cancel()
+            self.close(None)
             await uninterrupted(asyncio.wait({task}))
             raise
-        if not self._has_begun.is_set():
+        if not self.has_begun:
+            if task.cancelled() and self._is_stopped.is_set():
+                raise service_closed_error()
             task.result()
+
+    def close(self, reason: str | None = _CLOSED) -> None:
+        """Stop it, or if it does not hold the turn yet, have its start raise."""
+        self.request_stop(reason)
+        if not self.has_begun:
+            self._task.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         inbox, has_more = self._so_far.copy(), asyncio.Event()
@@ -428,16 +444,25 @@ class RunningTurns:
 
     def __init__(self, backends: Backends) -> None:
         self.backends = backends
+        self._closing = self._closed = 0
+        """How often the service is being closed, and how often it was."""
 
     def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
         return type(self), (self.backends,)  # none runs where it is unpickled
 
     async def start(self, running: RunningTurn) -> None:
         """Begin a turn, and watch for requests to stop it."""
+        if self._closing:
+            raise service_closed_error()
+        closed_before = self._closed
         backend = await self.backends.backend()
         here = backend.part(_LoopTurns)
-        await running.begin(here.writer)
-        here.turns.add(running)
+        task = running.create_task(here.writer)
+        here.turns.add(running)  # from now on close() finds it
+        task.add_done_callback(lambda _: here.turns.discard(running))
+        if self._closing or self._closed > closed_before:
+            running.close()
+        await running.wait_begin()
         if here.polling is None or here.polling.done():
             here.polling = keep_running(
                 "The poll for turns to be stopped", self._poll_stops, here
@@ -446,21 +471,34 @@ class RunningTurns:
     def find(self, key: SessionKey) -> RunningTurn | None:
         here = self.backends.parts(_LoopTurns).get(running_loop())
         for each in here.turns if here else ():
-            if each.turn.key == key and not each.is_done:
+            if each.turn.key == key and each.has_begun:
                 return each
         return None
+
+    @contextmanager
+    def refusing_starts(self) -> Iterator[None]:
+        """Refuse turns that are to begin while the service is closed."""
+        self._closing += 1
+        try:
+            yield
+        finally:
+            self._closing -= 1
+            self._closed += 1
 
     async def stop_all(self, grace: float) -> None:
         """Stop all turns; those of this event loop if they outlast so many seconds."""
         loops = self.backends.parts(_LoopTurns)
         here = loops.pop(running_loop(), None)
         for loop, others in loops.items():
-            for each in others.turns:
+            for each in others.turns.copy():
                 with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(each.request_stop, _CLOSED)
+                    loop.call_soon_threadsafe(each.close)
         if here is None:
             return
-        if turns := {each for each in here.turns if not each.is_done}:
+        if turns := here.turns.copy():
+            for each in turns:
+                if not each.has_begun:
+                    each.close()
             ends = {asyncio.ensure_future(each.wait_end()) for each in turns}
             await asyncio.wait(ends, timeout=grace)
             await asyncio.gather(*(each.stop(_CLOSED) for each in turns))
@@ -475,10 +513,9 @@ class RunningTurns:
             with suppress(MongoSessionServiceError):  # it looks again soon
                 backend = await self.backends.backend()
                 pause = backend.storage.limits.stop_poll_seconds
-                turns = {each for each in here.turns if not each.is_done}
-                keys = {each.turn.key for each in turns}
+                held = {each for each in here.turns if each.has_begun}
+                keys = {each.turn.key for each in held}
                 stored = await load_turn_states(backend.storage, keys)
-                for each in turns:
+                for each in held:
                     each.heed(stored.get(each.turn.key))
             await asyncio.sleep(pause)
-            here.turns = {each for each in here.turns if not each.is_done}

@@ -25,6 +25,7 @@ from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,
+    service_closed_error,
     session_not_found_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
@@ -234,7 +235,7 @@ class WaitingLine:
 
     def fail_all(self) -> None:
         """Fail all waiters: the service was closed."""
-        self._fail(MongoSessionServiceError("The service was closed meanwhile."))
+        self._fail(service_closed_error())
 
     def _fail(self, error: Exception) -> None:
         for each in self._all_waiters():

@@ -1,4 +1,4 @@
-"""Cancelling a call at any of the points where it, or what it began, awaits."""
+"""Disturbing a call at any of the points where it, or what it began, awaits."""
 
 from __future__ import annotations
 
@@ -45,11 +45,24 @@ def is_drivers(task: asyncio.Task[Any]) -> bool:
 async def cancelled_at(
     call: Coroutine[Any, Any, Any], point: int, *, late: bool
 ) -> bool:
-    """Run a call, and cancel it at one of its points; whether it got that far.
+    """Run a call, and cancel it at one of its points; whether it got that far."""
+    return await disturbed_at(call, point, asyncio.Task.cancel, late=late)
 
-    Points are counted in its own task and in all that are begun meanwhile. It is
-    cancelled as it begins to wait there, or ``late``: when that is over, before it goes
-    on.
+
+async def disturbed_at(
+    call: Coroutine[Any, Any, Any],
+    point: int,
+    disturb: Callable[[asyncio.Task[Any]], object],
+    *,
+    late: bool = False,
+) -> bool:
+    """Run a call, and do something to its task at one of its points.
+
+    Points are counted in its own task and in all that are begun meanwhile. It is done
+    as the call begins to wait there, or ``late``: when that is over, before it goes on.
+
+    Returns:
+        Whether it got that far.
     """
     loop = asyncio.get_running_loop()
     points, victim = 0, None
@@ -60,9 +73,9 @@ async def cancelled_at(
         if points != point or victim is None:
             return
         if late and asyncio.isfuture(awaited):
-            awaited.add_done_callback(lambda _: victim.cancel())
+            awaited.add_done_callback(lambda _: disturb(victim))
         else:
-            victim.cancel()
+            disturb(victim)
 
     def begin(
         loop: asyncio.AbstractEventLoop,
