@@ -30,6 +30,8 @@ async def handle(change: Change) -> None:
     key = change.session_key
     if key is None:
         return  # state that sessions share
+    if change.copied_by == "fork":
+        return  # found already, in the session where it was said
     if change.kind == "appended" and change.event and change.revision:
         await keep(key, change.revision, change.event)
     elif change.kind == "redacted" and change.event:

@@ -38,6 +38,8 @@ async def count(change: Change, txn: AsyncClientSession) -> None:
     """Add the tokens of an answer; `session=txn` makes it a part of the commit."""
     if change.kind != "appended" or not (change.event and change.event.usage_metadata):
         return
+    if change.copied_by == "fork":
+        return  # counted already, in the session where it was said
     now = datetime.fromtimestamp(change.time, UTC)
     used = change.event.usage_metadata
     spent = {name: getattr(used, field) or 0 for name, field in COUNTS.items()}
@@ -46,6 +48,7 @@ async def count(change: Change, txn: AsyncClientSession) -> None:
         "user_id": change.user_id,
         "day": datetime(now.year, now.month, now.day, tzinfo=UTC),
         "model": change.event.model_version or "unknown",
+        "imported": change.copied_by == "import",
     }
     usage = txn.client[service.database_name]["usage"]
     added = {"$inc": {"answers": 1, **spent}}

@@ -17,12 +17,15 @@ from google.adk.sessions.session import Session
 from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
+from mongo_session_service.codec.documents import COPIED_BY
 from mongo_session_service.consumers.handler import handler_storage
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.reads import SessionReads
 from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import uninterrupted
 
 __all__ = ["remember"]
@@ -57,7 +60,8 @@ def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[
     A memory service without that method gets the whole session by
     ``add_session_to_memory`` each time. After a crash the latest call may be repeated,
     with the same event ids. Sessions that are deleted or have expired meanwhile are
-    left out.
+    left out, and so are the events that a fork has copied: they are remembered of the
+    session where they were appended.
 
     When a session is deleted, so is its memory: by ``delete_session_memory(*, app_name,
     user_id, session_id)`` where the memory service has it, and in ADK's
@@ -95,7 +99,9 @@ class _MemoryFeeder:
             # It may be the end of an earlier session of this id, or of an event.
             async for revision, event in log.events():
                 await self._remember(log, revision, event)
-        elif change.event is not None and change.revision is not None:
+        elif change.event is None or change.revision is None:
+            return
+        elif change.copied_by != "fork":
             await self._remember(log, change.revision, change.event)
 
     async def _remember(self, log: _SessionLog, revision: int, event: Event) -> None:
@@ -171,7 +177,7 @@ class _SessionLog:
     async def _events_back_from(
         self, revision: int, event: Event
     ) -> AsyncIterator[Event]:
-        """Yield the events from one back to the first, as of one time.
+        """Yield the events from one back to the first, or to a copy, as of one time.
 
         Nothing if the session is not stored any more, or is a later one of the same id.
         """
@@ -188,18 +194,21 @@ class _SessionLog:
                     return
                 is_first = False
                 for each in page:
+                    if _is_of_source(each):
+                        return
                     yield self._decode_event(each)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """Yield all events with their revisions, if the session is stored."""
+        """Yield its own events with their revisions, if the session is stored."""
         wanted = LogRange(page_events=_EVENTS_PER_PAGE)
         with suppress(SessionNotFoundError):
             async for page in read_log(self._storage, self.key, wanted):
                 for each in page:
-                    yield each["_id"]["revision"], self._decode_event(each)
+                    if not _is_of_source(each):
+                        yield each["_id"]["revision"], self._decode_event(each)
 
     async def session(self, event: Event) -> Session | None:
-        """Load the session with all its events; None if it is not stored any more."""
+        """Load the session with its own events; None if it is not stored any more."""
         reads = SessionReads(self._storage)
         stored = await reads.load_session(self.key)
         if stored is None:
@@ -209,10 +218,20 @@ class _SessionLog:
             raise StorageUnavailableError(
                 "The server does not know yet that the event is committed; try again."
             )
+        copies = {**queries.all_events(self.key), COPIED_BY: "fork"}
+        count = Query("events", copies, then=({"$count": "copies"},))
+        (counts,) = await self._storage.read(count, patient=True)
+        for each in counts:
+            del session.events[: each["copies"]]
         return session
 
     def _decode_event(self, document: Any) -> Event:
         return documents.decode_event(document, self._storage.hooks)
+
+
+def _is_of_source(document: Document) -> bool:
+    """Whether an event was appended to the session that this one is a fork of."""
+    return document.get(COPIED_BY) == "fork"
 
 
 def _is_user_message(event: Event) -> bool:

@@ -64,6 +64,10 @@ class Change(BaseModel):
     """The session's title from now on, in an ``updated``; None for none."""
     labels: dict[str, str] | None = None
     """All its labels from now on, in an ``updated``."""
+    copied_by: str | None = None
+    """``fork`` or ``import``, if that has stored the event, or the session ``created``:
+    an event that a fork has is counted and handled already, in the session where it was
+    appended. None of what was appended or created here."""
     expire_time: float | None = None
     """When it expires, unless an append renews it, in an ``updated``; None for never.
     """
@@ -79,6 +83,11 @@ class Change(BaseModel):
     time: float
     """Seconds since 1970: an event's timestamp, a session's creation or last update,
     for ``turn`` when it was noted, and else when MongoDB committed it."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether a fork or an import has stored it; nobody has said it just now."""
+        return self.copied_by is not None
 
     @property
     def session_key(self) -> SessionKey | None:

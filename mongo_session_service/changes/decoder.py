@@ -169,17 +169,20 @@ class ChangeRecord:
         if "event" in document:
             event = documents.decode_event(document, hooks)
             fields = {"event": event, "time": event.timestamp}
+        copied_by = document.get(documents.COPIED_BY)
         if WAITING in document:
             fields["waiting"] = decode_waiting(document, hooks).named
         match self.kind:
             case "appended":
                 fields["revision"] = document["_id"]["revision"]
                 fields["state_delta"] = event.actions.state_delta
+                fields["copied_by"] = copied_by
             case "redacted":
-                return {"event": event}
+                return {"event": event, "copied_by": copied_by}
             case "created":
                 fields["revision"] = document["revision"]
                 fields["time"] = document["create_time"]
+                fields["copied_by"] = copied_by
                 fields["state_delta"] = documents.decode_session_state(
                     document, self.key, hooks
                 )

@@ -69,6 +69,9 @@ Each has a ``session_id``, its ``create_time``, and the last ``revision`` of it 
 fork has as well. The nearest is first.
 """
 
+COPIED_BY: Final = "copied_by"
+"""Where an event and a session have ``fork`` or ``import``, if that has stored them."""
+
 LISTED: Final = (
     *("state", "title", "revision", "create_time", "update_time"),
     *("ttl", "expire_time"),
@@ -122,6 +125,7 @@ def event_document(
     *,
     encoded: bool = False,
     waiting: Document | None = None,
+    copied_by: str | None = None,
 ) -> Document:
     """Build the document of an event; if ``encoded``, with BSON instead of fields.
 
@@ -132,6 +136,8 @@ def event_document(
     document = {"_id": append.key.event_id(revision), "event": event, **append.flags}
     if waiting is not None:
         document[WAITING] = waiting[WAITING] or []
+    if copied_by is not None:
+        document[COPIED_BY] = copied_by
     return document
 
 

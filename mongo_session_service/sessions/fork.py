@@ -16,6 +16,7 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
+    COPIED_BY,
     FORKED_FROM,
     INITIAL,
     LOG_BEGINS,
@@ -164,7 +165,7 @@ class Fork:
 
     async def copy_events(self, after: int, until: int) -> None:
         log = queries.events_until(self.source, until, after)
-        new = {"_id.session_id": self.target.session_id}
+        new = {"_id.session_id": self.target.session_id, COPIED_BY: "fork"}
         await self.storage.copy("events", log, new, time_limit=_STEP_SECONDS)
 
     async def build_session(self) -> tuple[Document, list[Update]]:
@@ -185,7 +186,7 @@ class Fork:
         )
         log = event_log.LogAtRevision(self.source, begins, until)
         waiting = await pending_call_fields(storage, log, self.target)
-        own = {"state": state, "revision": until}
+        own = {"state": state, "revision": until, COPIED_BY: "fork"}
         return {**session_document(new), **waiting, **own}, initial_updates([new])
 
     def _origins(self) -> list[Document]:

@@ -230,7 +230,9 @@ async def _redact_step(
             deltas.append(event_log.delta_of(stored))
             redacted = redacted_event(event, replacement)
             append = documents.encode_append(part.key, redacted, storage.hooks)
-            new[revision] = documents.event_document(append, revision)
+            new[revision] = documents.event_document(
+                append, revision, copied_by=stored.get(documents.COPIED_BY)
+            )
     if not new:
         return 0
     partials = queries.partials_of_session(part.key)

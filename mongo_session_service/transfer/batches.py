@@ -14,6 +14,7 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
+    COPIED_BY,
     encode_append,
     encode_state,
     event_document,
@@ -91,10 +92,15 @@ class EncodedSession:
         self, after: int = 0, waiting: Mapping[int, Document] | None = None
     ) -> Iterator[Document]:
         """Yield its event documents after a revision, with the waiting calls given."""
+        origins = self.header.forked_from
+        shared = origins[0]["revision"] if origins else 0
         for index, append in enumerate(self.appends):
             if (revision := self.offset + index + 1) > after:
                 yield event_document(
-                    append, revision, waiting=(waiting or {}).get(revision)
+                    append,
+                    revision,
+                    waiting=(waiting or {}).get(revision),
+                    copied_by="fork" if revision <= shared else "import",
                 )
 
     def session_document(self) -> Document:
@@ -104,6 +110,7 @@ class EncodedSession:
             "state": self.state,
             "revision": self.revision,
             "update_time": self.header.update_time,
+            COPIED_BY: "import",
         }
 
     def as_new_session(self) -> NewSession:

@@ -21,7 +21,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from mongo_session_service.codec.documents import INITIAL
+from mongo_session_service.codec.documents import COPIED_BY, INITIAL
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
@@ -542,7 +542,8 @@ class ImportTarget(StoreTarget):
             here, there = (each.get(ADK_METADATA) for each in states)
             given |= {"title"} if here != there else set()
         document = incoming.session_document()
-        kept = document.keys() - ({"_id", "create_time", *DETAILS} - given)
+        own = {"_id", "create_time", COPIED_BY, *DETAILS} - given
+        kept = document.keys() - own
         fields = dict.fromkeys(given) | {name: document[name] for name in kept}
         # What is known is taken if it differs; what is inferred was better known when
         # there was less of a log.

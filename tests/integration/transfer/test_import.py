@@ -29,7 +29,7 @@ from mongo_session_service.transfer import Policies, StoreSource, move
 async def test_documents_are_those_the_service_writes(
     service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """An imported session, event or state has the form of one that was appended."""
+    """What is imported has the form of what was appended, and a mark."""
     prefix = {"database": database, "collection_prefix": "direct_"}
     async with MongoSessionService(mongodb_uri, **prefix) as direct:
         await fill(direct)
@@ -39,10 +39,11 @@ async def test_documents_are_those_the_service_writes(
     written = admin[database]
     # Nobody who hears of an imported event is told what waited then.
     events = written.direct_events.find({}, {"waiting": 0}).sort("_id")
-    assert list(written.events.find().sort("_id")) == list(events)
-    assert list(written.sessions.find().sort("_id")) == list(
-        written.direct_sessions.find().sort("_id")
-    )
+    mark = {"copied_by": "import"}
+    assert list(written.events.find().sort("_id")) == [it | mark for it in events]
+    assert list(written.sessions.find().sort("_id")) == [
+        it | mark for it in written.direct_sessions.find().sort("_id")
+    ]
     assert [each["state"] for each in written.user_states.find().sort("_id")] == [
         each["state"] for each in written.direct_user_states.find().sort("_id")
     ]

@@ -1,4 +1,4 @@
-"""The program examples/search.py finds what is stored, and nothing else."""
+"""The programs search.py and usage.py of examples: what they find and count."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ ADA = {"app_name": "search", "user_id": "ada"}
 FATES = ("stays", "deleted", "redacted", "trimmed", "expired")
 
 
-@pytest.fixture
-def search(
-    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
-) -> ModuleType:
-    """The program, on the test's database."""
+@pytest.fixture(autouse=True)
+def programs(mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs can be imported, on the test's database."""
     monkeypatch.setenv("MONGODB_URI", with_database(mongodb_uri, database))
     monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.delitem(sys.modules, "search", raising=False)
+    for name in ("search", "usage"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.fixture
+def search() -> ModuleType:
     return __import__("search")
+
+
+@pytest.fixture
+def usage() -> ModuleType:
+    return __import__("usage")
 
 
 async def tell(service: MongoSessionService, session_id: str, text: str) -> None:
@@ -76,3 +84,31 @@ async def test_the_search_index_drops_removed_text(
         (found,) = await search.search(**ADA, words="secret")
         assert found["text"] == "secret stays"
         assert await search.search("search", "eve", words="secret") == []
+
+
+async def test_forks_are_found_and_counted_once(
+    search: ModuleType, usage: ModuleType, database: str, admin: MongoClient
+) -> None:
+    """Three forks, and a fork of one: what they have copied adds nothing."""
+    said = {"content": types.UserContent("in Lisbon"), "author": "agent"}
+    tokens = types.GenerateContentResponseUsageMetadata(total_token_count=120)
+    async with search.service as service, search.client:
+        session = await service.create_session(**ADA, session_id="s")
+        await service.append_event(session, Event(**said, usage_metadata=tokens))
+        key = {**ADA, "session_id": "s"}
+        for number in range(3):
+            fork = await service.fork_session(**key, new_session_id=f"f{number}")
+        await service.append_event(fork, Event(**said, usage_metadata=tokens))
+        await service.fork_session(**key | {"session_id": "f2"}, new_session_id="ff")
+
+        await search.update()
+        found = await search.search(**ADA, words="lisbon")
+        where = {(it["_id"]["session_id"], it["_id"]["revision"]) for it in found}
+        assert len(found) == 2
+        assert where == {("s", 1), ("f2", 2)}
+    async with usage.service as service:
+        consumer = service.consumer("usage")
+        await consumer.run(usage.count, transactional=True, until_caught_up=True)
+    (row,) = admin[database].usage.find()
+    assert (row["answers"], row["total_tokens"]) == (2, 240)
+    assert row["_id"]["imported"] is False
