@@ -327,7 +327,8 @@ class MongoSessionService(BaseSessionService):
                 name of ADK's web interface, if that is in the state.
             labels: What to find it by: up to 64, of up to 256 characters each.
             ttl: Seconds, a ``timedelta``, or text such as ``"7200s"``, after which it
-                is gone, with its events, by the server's clock; each append renews it.
+                is gone, with its events, by the server's clock; each append renews it,
+                and a turn does for as long as it is held.
                 ``math.inf`` is never, whatever ``default_ttl`` is.
             expire_time: Or when it is gone, whatever is appended until then: a
                 ``datetime`` with a time zone, or ISO 8601 text with one.
@@ -840,7 +841,7 @@ class MongoSessionService(BaseSessionService):
                 web interface; None for none.
             labels: All its labels from now on; None for none.
             ttl: Seconds, a ``timedelta``, or text such as ``"7200s"``, that it lives
-                from now on, and again after each append, in place of an
+                from now on, and again after each append and turn, in place of an
                 ``expire_time`` it may have.
             expire_time: When it is gone, in place of a ``ttl`` it may have. None for
                 either, or a ``ttl`` of ``math.inf``, if it is not to expire.

@@ -59,7 +59,7 @@ class SessionSummary(BaseModel):
     last_update_time: float
     """The time of the last event, or of the creation."""
     ttl: float | None = None
-    """Seconds that it lives after its last append."""
+    """Seconds that it lives after its last append, or turn."""
     expire_time: float | None = None
     """When it expires, unless something is appended; None for never."""
     waiting: tuple[WaitingCall, ...] = ()

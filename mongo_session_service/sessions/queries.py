@@ -28,6 +28,16 @@ TURN_FIRST_REVISION: Final = "turn.first_revision"
 """The revision of the first event that was appended within its turn."""
 
 
+def renewed_life(storage: Database, least: float = 0.0) -> list[Document]:
+    """The update that has a session live for its ``ttl`` from now on, if it has one.
+
+    Or for the least number of seconds, if that is more.
+    """
+    ends = {"$add": [storage.server_time, {"$max": ["$ttl", least]}]}
+    has_ttl = {"$gt": ["$ttl", 0]}
+    return [{"$set": {"expire_time": {"$cond": [has_ttl, ends, "$expire_time"]}}}]
+
+
 def visible_filter(now: float) -> Document:
     """The filter for sessions: they have a revision, and have not expired.
 

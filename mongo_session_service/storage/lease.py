@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -83,9 +83,18 @@ class Lease:
     """The lease in one document, as one claimant acquires, holds and releases it."""
 
     def __init__(
-        self, storage: Storage, collection: str, id_: object, path: str = ""
+        self,
+        storage: Storage,
+        collection: str,
+        id_: object,
+        path: str = "",
+        beside: Sequence[Document] = (),
     ) -> None:
-        """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields."""
+        """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields.
+
+        The stages ``beside`` update the rest of its document with each renewal.
+        """
+        self.beside = beside
         self.storage = storage
         self.collection = collection
         self.id = id_
@@ -456,7 +465,9 @@ def _renew_together(collection: Any, leases: list[Lease], time_limit: float) -> 
     # By equality, a mongos knows the shard.
     where = {"_id": ids[0] if len(ids) == 1 else {"$in": ids}}
     mine = {f"{path}holder.token": {"$in": [each.token for each in leases]}}
-    change = {"$currentDate": {f"{path}renewed_at": True}}
+    change: Any = {"$currentDate": {f"{path}renewed_at": True}}
+    if leases[0].beside:
+        change = [{"$set": {f"{path}renewed_at": "$$NOW"}}, *leases[0].beside]
     with pymongo.timeout(time_limit):
         renewed = collection.update_many({**where, **mine}, change)
         if renewed.matched_count < len(leases):

@@ -126,6 +126,7 @@ class Turn:
         """The revision of its first event; 0 if it has none."""
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
+        self._has_ttl = False
         self.has_open_log = False
         """Whether an agent may have left calls open: the next turn closes them."""
         self.runaway: asyncio.Task[None] | None = None
@@ -203,7 +204,9 @@ class Turn:
         with Operation("turn", self.turns.database_name, app_name, session_id):
             backend = await self.turns.backends.backend()
             storage = backend.storage
-            self._lease = storage.lease("sessions", self.key.id, "turn.")
+            least = storage.limits.lease_seconds
+            alive = [] if storage.is_mock else queries.renewed_life(storage, least)
+            self._lease = storage.lease("sessions", self.key.id, "turn.", alive)
             self._line = backend.part(WaitingLine, storage)
             try:
                 session = await self._begin_turn(backend)
@@ -236,6 +239,8 @@ class Turn:
         self.is_held = True
         self.turns.renewer.add_lease(self._lease)
         stored, _ = await asyncio.gather(self._load(backend), self._return_ticket())
+        self._has_ttl = stored.marker.ttl is not None and not backend.storage.is_mock
+        await self._renew_life(backend.storage.limits.lease_seconds)
         if self._first_revision:  # whoever had the turn before has not released it
             count(ABANDONED_TURNS, self.turns.database_name)
             own = self._own_events(stored)
@@ -249,6 +254,14 @@ class Turn:
             closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
             await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
         return to_session(stored)
+
+    async def _renew_life(self, least: float = 0.0) -> None:
+        """Have a session with a ``ttl`` live for that from now on."""
+        if self._has_ttl:
+            storage = self._lease.storage
+            own = {"_id": self.key.id, queries.TURN_EPOCH: self._lease.epoch}
+            longer = queries.renewed_life(storage, least)
+            await storage.commit(Update("sessions", own, longer))
 
     async def _load(self, backend: Backend) -> StoredSession:
         stored, known = await backend.reads.load_session(self.key), self.fence
@@ -357,6 +370,7 @@ class Turn:
         # Perhaps with another client: the body may have closed the service.
         backend = await self.turns.backends.backend()
         self._lease.storage = backend.storage
+        await self._renew_life()
         ended = encode_turn(self.info)
         closed = () if self.has_open_log else ("first_revision",)
         await self._lease.release_lease(ended, forget=("stop", *closed))
