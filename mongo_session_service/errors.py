@@ -5,7 +5,7 @@
     MongoSessionServiceError
     ├── ConfigurationError        how the service was built, or the server it was given
     ├── InvalidInputError         an argument it will not store (also a ValueError)
-    ├── SchemaVersionError        data written by a newer release
+    ├── SchemaVersionError        data, or one session, written by a newer release
     ├── SlowSubscriberError       a subscription was read too slowly
     ├── HistoryLostError          changes were missed that the oplog no longer holds
     ├── LeaseLostError            a consumer's name, or a turn, was taken over
@@ -111,7 +111,10 @@ class TrimmedError(InvalidInputError):
 
 @public
 class SchemaVersionError(MongoSessionServiceError):
-    """The database was written by a newer release: upgrade mongo-session-service."""
+    """A newer release wrote the database, or a session: upgrade mongo-session-service.
+
+    Of a session, the message names what it needs. Lists leave it out with a warning.
+    """
 
 
 @public

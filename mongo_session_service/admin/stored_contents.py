@@ -31,7 +31,7 @@ from mongo_session_service.storage.statements import Query
 
 _SUMMARY_FIELDS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
-    *ANNOUNCED,
+    *(documents.NEEDS, *ANNOUNCED),
 )
 
 

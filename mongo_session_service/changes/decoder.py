@@ -165,6 +165,7 @@ class ChangeRecord:
 
     def _decode(self, content: Document) -> Document:
         hooks, document = self.hooks, content.get("document", {})
+        documents.check_needs(document)
         fields: Document = {}
         if "event" in document:
             event = documents.decode_event(document, hooks)

@@ -28,7 +28,12 @@ from mongo_session_service.codec.waiting_calls import (
     decode_waiting,
     waiting_step,
 )
-from mongo_session_service.errors import InvalidInputError, StorageError, quoted
+from mongo_session_service.errors import (
+    InvalidInputError,
+    SchemaVersionError,
+    StorageError,
+    quoted,
+)
 from mongo_session_service.model import metadata
 from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
 from mongo_session_service.model.records import (
@@ -72,15 +77,25 @@ fork has as well. The nearest is first.
 COPIED_BY: Final = "copied_by"
 """Where an event and a session have ``fork`` or ``import``, if that has stored them."""
 
+NEEDS: Final = "needs"
+"""Where a session, and each of its events, lists what a release must know to touch it.
+
+Whoever gives a session a need writes it into the events that are stored from then on,
+since readers of a change stream see no session. Most have none, and no such field.
+"""
+
+KNOWN_NEEDS: Final[tuple[str, ...]] = ()
+"""The needs that this release knows."""
+
 LISTED: Final = (
     *("state", "title", "revision", "create_time", "update_time"),
-    *("ttl", "expire_time"),
+    *("ttl", "expire_time", NEEDS),
 )
 """Fields of a session's document that a list needs, and hardly more."""
 
-HEAD: Final = ("revision", "create_time", "ttl", "expire_time", LOG_BEGINS)
-"""The fields of a session that show which one it is, whether it has expired, and where
-its log begins."""
+HEAD: Final = ("revision", "create_time", "ttl", "expire_time", LOG_BEGINS, NEEDS)
+"""The fields of a session that show which one it is, whether it has expired, where its
+log begins, and what it needs."""
 
 _BESIDE_STATE: Final = 4096
 """Bytes up to which that is in the session's own document, which is read with it."""
@@ -161,11 +176,50 @@ _NUMBER: Final = (int, float)
 def is_visible(session: dict[str, Any], now: float) -> bool:
     """True if a document of the sessions collection is a session to be shown.
 
-    The server's filter is :func:`queries.visible_filter`.
+    The server's filter is :func:`queries.visible_filter`. One that this release must
+    not touch is refused.
     """
+    check_needs(session)
     expires = session.get("expire_time", math.inf)
     is_over = isinstance(expires, _NUMBER) and expires <= now
     return "revision" in session and not is_over
+
+
+class UnknownNeedError(UnreadableError, SchemaVersionError):
+    """A session needs what this release does not know; lists leave it out."""
+
+    def __init__(self, message: str) -> None:
+        StorageError.__init__(self, message)
+
+
+def check_needs(document: Document) -> None:
+    """Refuse a session, or an event of one, that needs what this release lacks.
+
+    The server's filter is :data:`queries.NEEDS_KNOWN`.
+    """
+    if NEEDS in document and (unknown := unknown_needs(document)):
+        raise UnknownNeedError(
+            f"Session {quoted(str(document['_id']['session_id']))} needs"
+            f" {', '.join(map(quoted, unknown))}, which this release does not know."
+            " Upgrade mongo-session-service."
+        )
+
+
+def unknown_needs(document: Document) -> list[str]:
+    needs = document.get(NEEDS, [])
+    named = needs if isinstance(needs, list) else [needs]
+    return [str(each) for each in named if each not in KNOWN_NEEDS]
+
+
+def with_known_needs(sessions: Iterable[Document]) -> Iterator[Document]:
+    """Leave out of a list, with a warning, what this release must not touch."""
+    for each in sessions:
+        try:
+            check_needs(each)
+        except UnknownNeedError as error:
+            _leave_out(error, is_list=True)
+        else:
+            yield each
 
 
 _KEY: Final = SessionKey._fields
@@ -360,6 +414,7 @@ def event_fields(stored: Iterable[Document], hooks: Hooks) -> list[dict[str, Any
     """Decode events' fields to those that were given before storage."""
     found: list[dict[str, Any]] = []
     for each in stored:
+        check_needs(each)
         id_ = each["_id"]
         if "hooked" in each and hooks.after_load is None:
             raise StorageError(
@@ -427,6 +482,7 @@ def decode_sessions(
         if is_list or is_visible(document, now):
             try:
                 key = checked_key(document)
+                check_needs(document)
             except UnreadableError as error:
                 _leave_out(error, is_list=is_list)
             else:
@@ -612,6 +668,7 @@ def summary(
     id_ = document["_id"]
     if (key := key_of(id_)) is None:
         raise _unreadable_session(id_)
+    check_needs(document)
     try:
         details, waiting = (
             Details.from_document(document),

@@ -265,6 +265,7 @@ def session_updates(
                 "revision": revision,
                 "create_time": create_time,
                 "ttl": ttl,
+                **queries.NEEDS_KNOWN,
                 **(queries.alive_filter(storage) if expires else {"expire_time": None}),
             }
             update = Update("sessions", expectation, {"$set": {}}, expected=1)

@@ -39,9 +39,12 @@ from typing import Final, Literal, NamedTuple
 from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.documents import (
     LOG_BEGINS,
+    NEEDS,
     TRIMMING,
+    check_needs,
     key_of,
     log_begins,
+    with_known_needs,
 )
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model import metadata
@@ -77,8 +80,8 @@ SESSIONS_AT_ONCE: Final = 50
 
 LENGTH: Final = ("revision", LOG_BEGINS, TRIMMING)
 """The fields of which a session's number of events is computed."""
-_REMAINS: Final = (*LENGTH, queries.TURN_EPOCH, FORK, IMPORT)
-"""And those that show whether it may have partials, and is a reservation."""
+_REMAINS: Final = (*LENGTH, queries.TURN_EPOCH, FORK, IMPORT, NEEDS)
+"""And those that show its needs, whether it may have partials, and is a reservation."""
 
 MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"steps": 1}}
 """The update that makes a reservation a tombstone, and counts a step of its removal.
@@ -219,6 +222,8 @@ async def _remove_short(
     """
     query = Query("sessions", wanted, limit=SESSIONS_AT_ONCE, fields=_REMAINS)
     found = await tx.find(query)
+    for each in found:
+        check_needs(each)
     placeholders = [each for each in found if not is_session(each)]
     sessions = [each for each in found if is_session(each)]
     totals = accumulate(map(max_stored_event_count, sessions))
@@ -493,12 +498,13 @@ async def _unwanted_sessions(
         is_last = False
         while not is_last:
             query = search.page_query(after, limits.prune_page, storage.clock.now())
-            fields = ("create_time", "revision", LOG_BEGINS)
+            fields = ("create_time", "revision", LOG_BEGINS, NEEDS)
             (page,) = await storage.read(replace(query, fields=fields))
             is_last = len(page) < limits.prune_page
             after = None if is_last else search.position_of(page[-1])
             for some in cut_by_size(page, limits.prune_batch):
-                yield await _select_idle(storage, criteria.idle_since, some)
+                known = [*with_known_needs(some)]
+                yield await _select_idle(storage, criteria.idle_since, known)
         app = await _find_next_app(storage, app) if criteria.app_name is None else None
 
 
@@ -513,7 +519,7 @@ async def _select_idle(
     storage: Storage, idle_since: float | None, found: Sequence[Document]
 ) -> list[Document]:
     """Select the sessions none of whose events is of a later time."""
-    if idle_since is None:
+    if idle_since is None or not found:
         return list(found)
     later = {"event.timestamp": {"$gt": idle_since}}
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in found]

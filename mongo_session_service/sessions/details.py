@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mongo_session_service.codec.waiting_calls import WAITING_FIELDS
-from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import ANNOUNCES_DETAILS, Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.reads import missing_session_error
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Delete,
@@ -48,7 +48,7 @@ async def update_details(
 
     found = await storage.run(update_session)
     if found is None:
-        raise session_not_found_error(key.session_id)
+        raise await missing_session_error(storage, key)
     return found
 
 

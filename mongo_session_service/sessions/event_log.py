@@ -32,6 +32,7 @@ from mongo_session_service.codec.documents import (
     LOG_BEGINS,
     is_visible,
     log_begins,
+    with_known_needs,
 )
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.errors import (
@@ -157,7 +158,7 @@ async def read_user_log(
         now = storage.clock.now()
         heads = {
             each["_id"]["session_id"]: each
-            for each in sessions
+            for each in with_known_needs(sessions)
             if is_visible(each, now)
         }
         begun = heads.get(session_id)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec.documents import LOG_BEGINS
+from mongo_session_service.codec.documents import KNOWN_NEEDS, LOG_BEGINS, NEEDS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.statements import Query
@@ -38,6 +38,10 @@ def renewed_life(storage: Database, least: float = 0.0) -> list[Document]:
     return [{"$set": {"expire_time": {"$cond": [has_ttl, ends, "$expire_time"]}}}]
 
 
+NEEDS_KNOWN: Final = {NEEDS: {"$not": {"$elemMatch": {"$nin": [*KNOWN_NEEDS]}}}}
+"""The filter for sessions that this release may touch."""
+
+
 def visible_filter(now: float) -> Document:
     """The filter for sessions: they have a revision, and have not expired.
 
@@ -53,8 +57,8 @@ def alive_filter(storage: Database) -> Document:
 
 
 def writable_filter(storage: Database) -> Document:
-    """The filter for sessions by the server's clock."""
-    return {"revision": {"$gte": 0}, **alive_filter(storage)}
+    """The filter for sessions by the server's clock that this release may write."""
+    return {"revision": {"$gte": 0}, **NEEDS_KNOWN, **alive_filter(storage)}
 
 
 def expired_filter(now: float) -> Document:
@@ -63,8 +67,9 @@ def expired_filter(now: float) -> Document:
 
 
 def expiring_filter() -> Document:
-    """The filter for what expires at some time, if this package has stored it."""
-    return {"expire_time": {"$lte": math.inf}, "_id.session_id": {"$type": "string"}}
+    """The filter for what expires at some time, if this release knows its form."""
+    own = {"_id.session_id": {"$type": "string"}}
+    return {"expire_time": {"$lte": math.inf}, **own, **NEEDS_KNOWN}
 
 
 def expired_on_server_filter(storage: Database) -> Document:

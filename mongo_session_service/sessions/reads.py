@@ -27,12 +27,13 @@ from time import monotonic
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import bson_values, documents, events
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.errors import session_not_found_error
+from mongo_session_service.errors import SchemaVersionError, session_not_found_error
 from mongo_session_service.model.records import (
     Document,
     Marker,
@@ -69,13 +70,27 @@ async def find_event_document(
 async def find_session_document(
     storage: Storage, key: SessionKey, tx: Transaction | None = None
 ) -> Document:
-    """Find a session's document, without state, or raise ``SessionNotFoundError``."""
-    where = {"_id": key.id, **queries.writable_filter(storage)}
+    """Find a session's document, without state, or raise ``SessionNotFoundError``.
+
+    One that this release must not touch is refused.
+    """
+    alive = queries.alive_filter(storage)
+    where = {"_id": key.id, "revision": {"$gte": 0}, **alive}
     query = Query("sessions", where, without=("state",))
     found = await (tx or storage).find_one(query)
     if found is None:
         raise session_not_found_error(key.session_id)
+    documents.check_needs(found)
     return found
+
+
+async def missing_session_error(storage: Storage, key: SessionKey) -> Exception:
+    """Return the error that tells why a session could not be written."""
+    try:
+        await find_session_document(storage, key)
+    except (SchemaVersionError, SessionNotFoundError) as error:
+        return error
+    return session_not_found_error(key.session_id)  # it was not there a moment ago
 
 
 class SessionReads:

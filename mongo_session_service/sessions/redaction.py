@@ -124,11 +124,15 @@ async def _find_copies(storage: Storage, part: LoggedPart) -> list[LoggedPart]:
         **queries.visible_filter(storage.clock.now()),
         documents.FORKED_FROM: {"$elemMatch": source},
     }
-    fields = ("create_time", documents.LOG_BEGINS, documents.FORKED_FROM)
+    fields = (
+        *("create_time", documents.LOG_BEGINS),
+        *(documents.FORKED_FROM, documents.NEEDS),
+    )
     query = Query("sessions", wanted, fields=fields)
     (found,) = await storage.read(query, patient=True)
     copies: list[LoggedPart] = []
     for fork in found:
+        documents.check_needs(fork)
         origins = fork[documents.FORKED_FROM]
         shared = next(it for it in origins if source.items() <= it.items())["revision"]
         revisions = [it for it in part.revisions if log_begins(fork) < it <= shared]
@@ -266,6 +270,7 @@ async def _find_session(
     found = await tx.find_one(Query("sessions", wanted))
     if found is None:
         raise session_not_found_error(part.key.session_id)
+    documents.check_needs(found)
     return found
 
 

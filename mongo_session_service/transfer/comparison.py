@@ -95,19 +95,26 @@ class SessionPlan(NamedTuple):
             reasons.append("its id is stored without its white space")
         if self._is_redacted:
             reasons.append("the target's has redacted events, so it is never replaced")
+        if self._is_newer:
+            reasons.append("a newer release has stored the target's")
         return Problem(session_text(self.incoming.header.key), "; ".join(reasons))
 
     @property
     def may_replace(self) -> bool:
         """Whether it may replace what differs.
 
-        It may not if it has another one's id, or would bring back what was redacted.
+        It may not if it has another one's id, or would bring back what was redacted, or
+        remove what a newer release has stored.
         """
-        return not (self.incoming.is_renamed or self._is_redacted)
+        return not (self.incoming.is_renamed or self._is_redacted or self._is_newer)
 
     @property
     def _is_redacted(self) -> bool:
         return self.found is not None and documents.REDACTIONS in self.found
+
+    @property
+    def _is_newer(self) -> bool:
+        return self.found is not None and bool(documents.unknown_needs(self.found))
 
     @property
     def is_lacking(self) -> bool:
@@ -161,6 +168,7 @@ def compare_session(
     plan = plan._replace(comparison=ComparisonResult.CONFLICT)
     try:
         documents.checked_key(found)
+        documents.check_needs(found)
         differing = _differing_parts(incoming, found, hooks)
     except StorageError:
         return plan._replace(differing=("its document",))

@@ -601,4 +601,5 @@ def _reporting_wait(key: SessionKey) -> Iterator[None]:
 
 def _unchanged_since_read_filter(session: Document) -> Document:
     """Return the filter for a session that has not changed since it was read."""
-    return {name: session[name] for name in ("_id", "revision", "create_time")}
+    same = {name: session[name] for name in ("_id", "revision", "create_time")}
+    return same | queries.NEEDS_KNOWN

@@ -35,6 +35,8 @@ from mongo_session_service.codec.documents import (
     FORKED_FROM,
     INITIAL,
     LOG_BEGINS,
+    UnknownNeedError,
+    check_needs,
     decode_event,
     decode_state,
     log_begins,
@@ -412,6 +414,7 @@ class StoreSource(BaseSource):
             return key
         owner, hooks = Owner.of_session(key), self.storage.hooks
         try:
+            check_needs(document)
             return SessionHeader(
                 key,
                 decode_state(document["state"], owner, hooks),
@@ -423,6 +426,8 @@ class StoreSource(BaseSource):
                 log_begins=log_begins(document),
                 forked_from=document.get(FORKED_FROM, ()),
             )
+        except UnknownNeedError as error:
+            return Problem(session_text(key), str(error))
         except (KeyError, TypeError, AttributeError, UnreadableError):
             return Problem(session_text(key), ALTERED)
 

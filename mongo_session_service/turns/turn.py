@@ -27,6 +27,11 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.codec.adk_session import to_session
+from mongo_session_service.codec.documents import (
+    NEEDS,
+    check_needs,
+    with_known_needs,
+)
 from mongo_session_service.codec.partials import decode_turn, encode_turn
 from mongo_session_service.errors import (
     MongoSessionServiceError,
@@ -44,6 +49,7 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.reads import missing_session_error
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
 from mongo_session_service.storage.statements import Query, TooLateError, Update
@@ -340,7 +346,7 @@ class Turn:
         where = waiting_line.stored_session_filter(storage, self.key)
         session = await storage.find_one(Query("sessions", where, fields=("turn",)))
         if session is None:
-            raise session_not_found_error(self.key.session_id)
+            raise await missing_session_error(storage, self.key)
         turn = session.get("turn", {})
         who = "others wait for its turn as well"
         if holder := turn.get("holder"):
@@ -380,11 +386,15 @@ class Turn:
 async def request_stop(storage: Storage, key: SessionKey, reason: str | None) -> bool:
     """Let the turn of a session be stopped soon; False if none runs."""
     stop = {"turn.stop": {} if reason is None else {"reason": reason}}
-    running = {"_id": key.id, HELD: {"$exists": True}}
+    running = {"_id": key.id, HELD: {"$exists": True}, **queries.NEEDS_KNOWN}
     is_held = {"$expr": {"$not": lease_is_free(storage, "turn.")}}
     stopping = Update("sessions", {**running, **is_held}, {"$set": stop})
     turn = storage.lease("sessions", key.id, "turn.")
-    return await turn.write_past_dead_holder(storage.commit(stopping)) == [1]
+    if await turn.write_past_dead_holder(storage.commit(stopping)) == [1]:
+        return True
+    head = Query("sessions", {"_id": key.id}, fields=(NEEDS,))
+    check_needs(await storage.find_one(head) or {})
+    return False
 
 
 _ERASED: Final = {"reason": "its session is being erased", "erases": True}
@@ -398,7 +408,11 @@ async def end_turns_of_erased(
     A caller that is no running turn has nothing to stop, and loses its session.
     """
     where = turns_filter(app_name, user_id, "running", storage.clock.now())
-    held = {**where, "$expr": {"$not": lease_is_free(storage, "turn.")}}
+    held = {
+        **where,
+        **queries.NEEDS_KNOWN,
+        "$expr": {"$not": lease_is_free(storage, "turn.")},
+    }
     stopping = Update("sessions", held, {"$set": {"turn.stop": _ERASED}}, many=True)
     with suppress(TimeoutError, TooLateError):
         async with asyncio.timeout(_ERASURE_WAITS):
@@ -415,12 +429,15 @@ async def find_turns(
 ) -> list[TurnInfo]:
     """Find turns, in the order of app, user and session."""
     where = turns_filter(app_name, user_id, status, storage.clock.now())
-    fields = {"turn": 1, "create_time": 1, "is_free": lease_is_free(storage, "turn.")}
+    fields = {
+        **dict.fromkeys(("turn", "create_time", NEEDS), 1),
+        "is_free": lease_is_free(storage, "turn."),
+    }
     stages: list[Document] = [{"$project": fields}]
     if status == "abandoned":
         stages.append({"$match": {"is_free": True}})
     (found,) = await storage.read(Query("sessions", where, then=tuple(stages)))
-    turns = [_turn_info(each) for each in found]
+    turns = [_turn_info(each) for each in with_known_needs(found)]
     return sorted(each for each in turns if status in {None, each.status})
 
 

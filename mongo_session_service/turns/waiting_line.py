@@ -22,14 +22,15 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from mongo_session_service.codec.document_size import cut_by_id_size
+from mongo_session_service.codec.documents import NEEDS, unknown_needs
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,
     service_closed_error,
-    session_not_found_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.reads import missing_session_error
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import lease_is_free, renewed_at_condition
 from mongo_session_service.storage.statements import Delete, Query, Update
@@ -68,6 +69,8 @@ class TurnStatus(NamedTuple):
     epoch: int
     stop: Document | None
     """The reason for which somebody wants it to be stopped, if somebody does."""
+    is_known: bool
+    """Whether this release may write the session."""
 
 
 async def draw_ticket(storage: Storage, key: SessionKey) -> Ticket:
@@ -78,7 +81,7 @@ async def draw_ticket(storage: Storage, key: SessionKey) -> Ticket:
         fields=("turn.ticket", "create_time"),
     )
     if session is None:
-        raise session_not_found_error(key.session_id)
+        raise await missing_session_error(storage, key)
     ticket = Ticket(key, session["turn"]["ticket"], session["create_time"])
     await storage.commit(Update("leases", {"_id": ticket.id}, _RENEWAL, upsert=True))
     return ticket
@@ -101,7 +104,7 @@ async def load_turn_states(
     """Load the turns of those sessions that are stored."""
     visible = queries.visible_filter(storage.clock.now())
     fields = {
-        **dict.fromkeys(("create_time", "turn.epoch", "turn.stop"), 1),
+        **dict.fromkeys(("create_time", NEEDS, "turn.epoch", "turn.stop"), 1),
         "is_free": lease_is_free(storage, "turn."),
     }
     turns: dict[SessionKey, TurnStatus] = {}
@@ -116,6 +119,7 @@ async def load_turn_states(
                 each["is_free"],
                 turn.get("epoch", 0),
                 turn.get("stop"),
+                not unknown_needs(each),
             )
     return turns
 
@@ -273,8 +277,8 @@ class WaitingLine:
         for each in waiters:
             key, number, create_time = each.ticket
             turn = turns.get(key)
-            if turn is None or turn.create_time != create_time:
-                each.wake(session_not_found_error(key.session_id))
+            if turn is None or turn.create_time != create_time or not turn.is_known:
+                each.wake(await missing_session_error(self._storage, key))
             # One whose own document was removed is first if nobody is before it.
             elif turn.is_free and first.get(key, number) >= number:
                 each.wake()

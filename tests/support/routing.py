@@ -39,7 +39,8 @@ class Access(NamedTuple):
         """The command, and by what it finds documents."""
         held = [name for name in SHARD_KEY if name in equalities(self.filter)]
         others = ["$or"] if "$or" in self.filter else list(self.filter)
-        by = held or [name for name in others if name != "_id"] or ["nothing"]
+        # What a session needs is asked for beside all else.
+        by = held or [it for it in others if it not in {"_id", "needs"}] or ["nothing"]
         return f"{self.command} {self.collection} by {', '.join(by)}"
 
 
