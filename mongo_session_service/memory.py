@@ -39,8 +39,8 @@ with suppress(ImportError):
 
     _ON_MONGODB = (MongoDbMemoryService,)
 
-_EVENTS_PER_PAGE: Final = 64
-"""Events read at once: few invocations have more, with what is between them."""
+_EVENTS_PER_PAGE: Final = 8
+"""Events read at once: many invocations have no more."""
 
 _GAP: Final = 32
 """Events of others after which an invocation's message is the first event of it."""

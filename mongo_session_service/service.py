@@ -87,6 +87,7 @@ from mongo_session_service.sessions.appender import Appended
 from mongo_session_service.sessions.deletion import erase_owner
 from mongo_session_service.sessions.details import update_details
 from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.storage.clients import ConnectionSettings
 from mongo_session_service.storage.failures import (
     reporting_stored_unread,
@@ -566,6 +567,7 @@ class MongoSessionService(BaseSessionService):
         user_id: str,
         session_id: str,
         wait: float | None = 30.0,
+        config: GetSessionConfig | None = None,
     ) -> AbstractAsyncContextManager[Session]:
         """Waits for the turn of a session, and holds it for a block.
 
@@ -588,6 +590,7 @@ class MongoSessionService(BaseSessionService):
 
         Args:
             wait: The longest wait in seconds; 0 to try once, None for no limit.
+            config: Which events the ``Session`` has, as in :meth:`get_session`.
 
         Raises:
             TimeoutError: when entering: it was not free in time; it names who has it.
@@ -596,14 +599,20 @@ class MongoSessionService(BaseSessionService):
             MongoSessionServiceError: when entering: the caller is in such a block of
                 the same session, or the service was closed meanwhile.
         """
-        return self._new_turn(app_name, user_id, session_id, wait)
+        config = validation.check_config(config)
+        return self._new_turn(app_name, user_id, session_id, wait, config)
 
     def _new_turn(
-        self, app_name: str, user_id: str, session_id: str, wait: float | None
+        self,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        wait: float | None,
+        config: GetSessionConfig | None = NO_EVENTS,
     ) -> Turn:
         key = session_key(app_name, user_id, session_id)
         validation.check_wait("wait", wait)
-        return Turn(self._turns, key, wait)
+        return Turn(self._turns, key, wait, config)
 
     def run_turn(
         self,
@@ -1062,7 +1071,13 @@ class MongoSessionService(BaseSessionService):
 
     @traced
     async def get_session_at(
-        self, *, app_name: str, user_id: str, session_id: str, revision: int
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        revision: int,
+        config: GetSessionConfig | None = None,
     ) -> Session | None:
         """Returns a session as it was at a revision, or None if it is not stored.
 
@@ -1072,6 +1087,7 @@ class MongoSessionService(BaseSessionService):
 
         Args:
             revision: The revision; 0 is the session as it was created.
+            config: Which of these events to load, as in :meth:`get_session`.
 
         Raises:
             InvalidInputError: the session has not reached that revision.
@@ -1079,9 +1095,10 @@ class MongoSessionService(BaseSessionService):
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
+        config = validation.check_config(config)
         backend = await self._backends.backend()
-        found = await event_log.load_session_at(backend.storage, key, revision)
-        return to_session(found.session) if found else None
+        found = await event_log.load_session_at(backend.storage, key, revision, config)
+        return to_session(found) if found else None
 
     @traced
     async def fork_session(
@@ -1093,6 +1110,7 @@ class MongoSessionService(BaseSessionService):
         at_revision: int | None = None,
         before_invocation_id: str | None = None,
         new_session_id: str | None = None,
+        config: GetSessionConfig | None = None,
     ) -> Session:
         """Creates a session with another's events up to a revision, and its state then.
 
@@ -1107,6 +1125,7 @@ class MongoSessionService(BaseSessionService):
             before_invocation_id: Or before the first event of this invocation, as a
                 rewind to it would be.
             new_session_id: The new session's id, stripped; generated if blank or None.
+            config: Which events are returned, as in :meth:`get_session`.
 
         Raises:
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
@@ -1126,10 +1145,11 @@ class MongoSessionService(BaseSessionService):
             if at_revision is not None:
                 raise InvalidInputError(f"Give at_revision or {name}, not both.")
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
+        config = validation.check_config(config)
         backend = await self._backends.backend()
         await copy_session(backend.storage, key, target, until)
         with reporting_stored_unread():
-            stored = await backend.reads.load_session(target)
+            stored = await backend.reads.load_session(target, config)
         if stored is None:
             raise session_not_found_error(target.session_id)
         return to_session(stored)

@@ -24,7 +24,6 @@ from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import deletion, queries, redaction, search
 from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
-from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.search import AppCount
 from mongo_session_service.storage import server
 from mongo_session_service.storage.statements import Query
@@ -93,17 +92,6 @@ def _stored_event(stored: Document, hooks: Hooks) -> LoggedEvent:
         timestamp=timestamp if isinstance(timestamp, int | float) else 0.0,
         is_sealed=event is None and "hooked" in stored,
     )
-
-
-async def fork_unread(
-    service: MongoSessionService,
-    source: SessionKey,
-    target: SessionKey,
-    revision: int | None,
-) -> None:
-    """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
-    opened = await backends_of(service).backend()
-    await copy_session(opened.storage, source, target, revision)
 
 
 async def preview_redaction(

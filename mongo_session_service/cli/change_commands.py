@@ -136,16 +136,21 @@ async def fork(
     """
     async with address.open_with_key(app, user, session) as (service, source):
         from google.adk.errors.already_exists_error import AlreadyExistsError
-        from google.adk.platform import uuid
 
-        from mongo_session_service.model.records import session_key
+        from mongo_session_service.model.records import SessionKey
+        from mongo_session_service.sessions.queries import NO_EVENTS
 
-        target = session_key(*source[:2], (new_id or "").strip() or uuid.new_uuid())
         try:
-            await admin.stored_contents.fork_unread(service, source, target, revision)
+            forked = await service.fork_session(
+                **source.id,
+                at_revision=revision,
+                new_session_id=new_id,
+                config=NO_EVENTS,
+            )
         except AlreadyExistsError as error:
             message = f"{printable(str(error))} Choose another with --id."
             raise click.ClickException(message) from None
+        target = SessionKey(*source[:2], forked.id)
         made = await admin.stored_contents.load_summary(service, target)
     if terminal.shared_options().json:
         terminal.show_json({**target.id, "revision": made.revision})

@@ -82,6 +82,7 @@ from mongo_session_service.model.results import (
 from mongo_session_service.model.validation import MAX_ID_BYTES, check_id
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
+from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.storage.tasks import Pace
 
 logger = logging.getLogger(__name__)
@@ -311,6 +312,7 @@ def sessions_router(
     authorize: Authorize,
     runner: Runner | None = None,
     client_state: Collection[str] = (),
+    run_config: RunConfig | None = None,
 ) -> APIRouter:
     """Serves sessions as resources, in any FastAPI application, ADK's own too.
 
@@ -352,6 +354,8 @@ def sessions_router(
             :func:`allow_everyone` lets everybody in.
         runner: An ADK ``Runner`` of the app whose sessions may be asked something. Its
             turns end with the process, or by ``service.close(grace=)``.
+        run_config: The ``RunConfig`` of these turns, for example with a
+            ``get_session_config``. Requests decide whether the model streams.
         client_state: Keys that the ``stateDelta`` of a request may set beside those of
             the session, each by its whole name, as ``("user:theme", "temp:city")``.
             State of the app and the user is shared, and instructions and tools believe
@@ -361,7 +365,9 @@ def sessions_router(
         ConfigurationError: ``authorize`` cannot be called, or ``client_state`` is no
             collection of names.
     """
-    resources = SessionResources(service, authorize, runner, client_state=client_state)
+    resources = SessionResources(
+        service, authorize, runner, run_config=run_config, client_state=client_state
+    )
     return resources.router()
 
 
@@ -373,6 +379,8 @@ class SessionResources:
         service: MongoSessionService,
         authorize: Authorize,
         runner: Runner | None = None,
+        *,
+        run_config: RunConfig | None = None,
         within: Scope = Scope(),  # noqa: B008  it cannot be changed
         client_state: Collection[str] = (),
     ) -> None:
@@ -382,6 +390,7 @@ class SessionResources:
         self.client_state = frozenset(client_state)
         self.service = service
         self.runner = runner
+        self.run_config = run_config or RunConfig()
         self.within = within
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
@@ -445,21 +454,18 @@ class SessionResources:
         self, key: Key, query: Annotated[SessionRead, Query()]
     ) -> Response:
         """Shows a session as ADK's own server does."""
-        recent, at_revision = query.num_recent_events, query.at_revision
-        if at_revision is not None and query.after_timestamp is not None:
+        revision, since = query.at_revision, query.after_timestamp
+        if revision is not None and since is not None:
             raise InvalidInputError("Give at_revision or afterTimestamp, not both.")
+        asked: dict[str, Any] = {**key.id}
+        asked["config"] = GetSessionConfig(
+            num_recent_events=query.num_recent_events, after_timestamp=since
+        )
         async with self.read_in_time(key) as slot:
-            if at_revision is None:
-                config = GetSessionConfig(
-                    num_recent_events=recent, after_timestamp=query.after_timestamp
-                )
-                session = await self.service.get_session(**key.id, config=config)
+            if revision is None:
+                session = await self.service.get_session(**asked)
             else:
-                session = await self.service.get_session_at(
-                    **key.id, revision=at_revision
-                )
-                if session is not None and recent is not None:
-                    del session.events[: max(len(session.events) - recent, 0)]
+                session = await self.service.get_session_at(**asked, revision=revision)
             if session is None:
                 raise session_not_found_error(key.session_id)
             return SlowReaderResponse(await session_json(session), slot, self.limits)
@@ -496,7 +502,9 @@ class SessionResources:
     async def fork_session(self, key: Key, fork: ForkRequest | None = None) -> Response:
         """Creates a session of the same user with the events up to a revision."""
         revision = None if fork is None else fork.at_revision
-        forked = await self.service.fork_session(**key.id, at_revision=revision)
+        forked = await self.service.fork_session(
+            **key.id, at_revision=revision, config=NO_EVENTS
+        )
         rows = await self.find_by_id(key.app_name, key.user_id, forked.id)
         if not rows:
             raise session_not_found_error(forked.id)
@@ -525,7 +533,7 @@ class SessionResources:
             session_id=key.session_id,
             wait=_INTERRUPT_SECONDS if asked.interrupt else 0,
             interrupt=asked.interrupt,
-            run_config=RunConfig(streaming_mode=mode),
+            run_config=self.run_config.model_copy(update={"streaming_mode": mode}),
             **{name: it for name, it in given.items() if it is not None},
         )
         return json_response({"epoch": running.epoch}, 202)
@@ -793,7 +801,7 @@ class SlowReaderResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, text: bytes, slot: PageSlot, limits: Limits) -> None:
+    def __init__(self, text: bytes | bytearray, slot: PageSlot, limits: Limits) -> None:
         super().__init__(None, headers=NO_STORE)
         self._text = text
         self._slot = slot
@@ -809,7 +817,7 @@ class SlowReaderResponse(Response):
         try:
             await send({**start, "headers": self.raw_headers})
             for at in range(0, len(self._text), PIECE):
-                piece, began = self._text[at : at + PIECE], time.monotonic()
+                piece, began = bytes(self._text[at : at + PIECE]), time.monotonic()
                 async with asyncio.timeout(min(patience, spare)):
                     await send({**body, "body": piece, "more_body": True})
                 spare -= time.monotonic() - began
@@ -822,17 +830,24 @@ class SlowReaderResponse(Response):
         await send({**body, "body": b""})
 
 
-async def session_json(session: Session) -> bytes:
-    """Write a session as ADK's own server does, and let others work meanwhile."""
-    pace, events = Pace(), []
-    for each in session.events:
-        text = public_view.json_text({"event": each})
-        events.append(text.removeprefix('{"event":').removesuffix("}").encode())
-        await pace.yield_to_loop()
+async def session_json(session: Session) -> bytearray:
+    """Write a session as ADK's own server does, and let others work meanwhile.
+
+    It empties the session, so that little more memory is needed than for its text.
+    """
     names = {it.alias or name: name for name, it in Session.model_fields.items()}
     del names["events"]
     fields = {alias: getattr(session, name) for alias, name in names.items()}
-    return text_with_events(fields, events)
+    begun = public_view.json_text(fields).removesuffix("}").encode()
+    text, pace, events = bytearray(begun + b',"events":['), Pace(), session.events[::-1]
+    session.events.clear()
+    while events:
+        event = public_view.json_text({"event": events.pop()})
+        text += event.removeprefix('{"event":').removesuffix("}").encode()
+        text += b"," if events else b""
+        await pace.yield_to_loop()
+    text += b"]}"
+    return text
 
 
 def text_with_events(fields: Mapping[str, object], events: Iterable[bytes]) -> bytes:

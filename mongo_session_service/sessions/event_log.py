@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from bson.timestamp import Timestamp
 from google.adk.events.event import Event
+from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.bson_values import encode_value
@@ -35,6 +36,7 @@ from mongo_session_service.codec.documents import (
     with_known_needs,
 )
 from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.waiting_calls import REDACTED
 from mongo_session_service.errors import (
     InvalidInputError,
     TrimmedError,
@@ -58,6 +60,19 @@ INVOCATION: Final = "event.invocation_id"
 """The field of an event, unless a hook has sealed it."""
 _REWIND: Final = "event.actions.rewind_before_invocation_id"
 
+_DELTA: Final = "event.actions.state_delta"
+"""The field of an event that has its delta to state."""
+_OUTLINE: Final = (
+    *("wrapped", "hooked", INVOCATION, _REWIND, f"event.custom_metadata.{REDACTED}"),
+    *("event.id", "event.timestamp", "event.author", "event.branch"),
+    *("event.error_code", "event.long_running_tool_ids"),
+    *(
+        f"event.content.parts.{kind}.{name}"
+        for kind in ("function_call", "function_response")
+        for name in ("id", "name")
+    ),
+)
+"""The fields by which calls, rewinds and invocations are known."""
 _DELTAS_TOGETHER: Final = 2000
 """Events whose deltas are read at once."""
 
@@ -216,8 +231,7 @@ class LogAtRevision(NamedTuple):
     @property
     def deltas_query(self) -> Query:
         """The query for the deltas of its events to state."""
-        fields = ("event.actions.state_delta",)
-        return Query("events", self.where, limit=_DELTAS_TOGETHER, fields=fields)
+        return Query("events", self.where, limit=_DELTAS_TOGETHER, fields=(_DELTA,))
 
 
 def is_sealed(storage: Storage) -> bool:
@@ -257,7 +271,9 @@ async def select_events(
 async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, int]]:
     rewinds = [
         (revision, target)
-        async for revision, event in decode_log(storage, log, {_REWIND: {"$exists": 1}})
+        async for revision, event in read_outlines(
+            storage, log, {_REWIND: {"$exists": 1}}
+        )
         if (target := event.actions.rewind_before_invocation_id)
     ]
     targets = {invocation_id for _, invocation_id in rewinds}
@@ -265,15 +281,24 @@ async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, 
     return undone_parts(rewinds, firsts)
 
 
-async def decode_log(
-    storage: Storage, log: LogAtRevision, where: Document | None = None
+async def read_outlines(
+    storage: Storage,
+    log: LogAtRevision,
+    where: Document | None = None,
+    *,
+    more: tuple[str, ...] = (),
+    as_of: Timestamp | None = None,
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """Decode the events of a log, with their revisions, a page at a time.
+    """Read the events of a log without their content, with their revisions.
 
-    They have to match ``where`` as well, unless they are sealed.
+    They have the fields ``more`` beside those that calls, rewinds and invocations are
+    known by, and match ``where`` as well. Those that are sealed are read as they are.
     """
-    more = {} if is_sealed(storage) else where or {}
-    async for page in storage.scan(Query("events", {**log.where, **more}, order=1)):
+    query = Query("events", log.where, order=1)
+    if not is_sealed(storage):
+        wanted = log.where | (where or {})
+        query = replace(query, filter=wanted, fields=(*_OUTLINE, *more))
+    async for page in storage.scan(query, as_of=as_of):
         for each in page.documents:
             event = documents.decode_event(each, storage.hooks)
             yield each["_id"]["revision"], event
@@ -284,7 +309,7 @@ async def find_firsts(
 ) -> dict[str, int]:
     firsts: dict[str, int] = {}
     wanted = {INVOCATION: {"$in": [encode_value(each) for each in invocation_ids]}}
-    async for revision, event in decode_log(storage, log, wanted):
+    async for revision, event in read_outlines(storage, log, wanted):
         if event.invocation_id in invocation_ids:
             firsts.setdefault(event.invocation_id, revision)
             if len(firsts) == len(invocation_ids):
@@ -342,16 +367,16 @@ def infer_initial_state(state: Document, log: Iterable[Iterable[str]]) -> Docume
 def restore_initial_state(
     delta: Mapping[str, Any],
     initial: Mapping[str, Any],
-    log: Iterable[Event],
+    deltas: Sequence[tuple[str, dict[str, Any]]],
     invocation_id: str,
 ) -> dict[str, Any]:
     """Add the initial state, which ADK does not know, to the delta of a rewind.
 
     ADK folds the events before an invocation, and empties every other key. A key that
     these events have not set gets its initial value back. A title that was set without
-    an event, which ADK takes for state, stays.
+    an event, which ADK takes for state, stays. Given are the invocation and the delta
+    of each event.
     """
-    deltas = [(event.invocation_id, event.actions.state_delta) for event in log]
     kept = [it for _, it in takewhile(lambda each: each[0] != invocation_id, deltas)]
     before = {key for delta in kept for key in delta}
     ever = {key for _, delta in deltas for key in delta}
@@ -373,11 +398,6 @@ def restore_initial_state(
     return result
 
 
-class SessionAtRevision(NamedTuple):
-    session: StoredSession
-    initial: dict[str, Any]
-
-
 async def load_with_initial_state(storage: Storage, key: SessionKey) -> Document:
     """Load a session's document, with its initial state wherever that is stored.
 
@@ -394,40 +414,46 @@ def _queries(key: SessionKey) -> tuple[Query, Query]:
 
 
 async def load_session_at(
-    storage: Storage, key: SessionKey, revision: int | None
-) -> SessionAtRevision | None:
-    """Load a session as it was at a revision; None if it is not stored."""
-    until = 2**63 - 1 if revision is None else revision
-    sessions, apart, *shared, stored = await storage.read(
+    storage: Storage,
+    key: SessionKey,
+    revision: int,
+    config: GetSessionConfig | None = None,
+) -> StoredSession | None:
+    """Load a session as it was at a revision, with those of its events asked for then.
+
+    None if it is not stored.
+    """
+    last = Query("events", {"_id": key.event_id(revision)}, fields=("event.timestamp",))
+    found = await storage.read(
         *_queries(key),
         *queries.shared_state_queries(key.app_name, key.user_id),
-        Query("events", queries.events_until(key, until), order=-1),
+        last,
+        *queries.event_queries(key, config, until=revision),
     )
+    sessions, apart, apps, users, ends, *logs = found
     if not sessions or not is_visible(sessions[0], storage.clock.now()):
         return None
     (head,) = sessions
     revision = check_revision(head, revision)
-    # Without transactions there may be more events by now.
-    kept = range(log_begins(head) + 1, revision + 1)
-    events = [each for each in stored if each["_id"]["revision"] in kept]
-    changes = await in_slices(map(delta_of, reversed(events)))
-    initial = recorded_initial_state(head, *apart)
-    updated = events[0]["event"].get("timestamp") if events else head["create_time"]
+    has_events = ends and revision > log_begins(head)
+    updated = ends[0]["event"].get("timestamp") if has_events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
+        INITIAL: recorded_initial_state(head, *apart),
         "title": None,
-        "state": apply_deltas(initial, changes),
         "revision": revision,
         "update_time": head["update_time"] if revision == head["revision"] else updated,
     }
+    past["state"] = await state_at(
+        storage, key, {**head, **past}, revision, as_of=found.as_of
+    )
     now, hooks = storage.clock.now(), storage.hooks
-    log = await in_slices(documents.decode_event(each, hooks) for each in events[::-1])
-    decoded = documents.decode_sessions([{**head, **past}], chain(*shared), now, hooks)
-    session = next(decoded, None)
-    if session is None:
-        return None  # it has just expired
-    known = documents.decode_state(initial, Owner.of_session(key), hooks)
-    return SessionAtRevision(session._replace(events=log), known)
+    log = documents.without_trimmed([*chain(*logs)][::-1], head)
+    events = await in_slices(documents.decode_event(each, hooks) for each in log)
+    shared = chain(apps, users)
+    decoded = documents.decode_sessions([{**head, **past}], shared, now, hooks)
+    # It may have expired just now.
+    return next((each._replace(events=events) for each in decoded), None)
 
 
 async def state_at(
@@ -435,6 +461,8 @@ async def state_at(
     key: SessionKey,
     session: Document,
     revision: int,
+    *,
+    as_of: Timestamp | None = None,
 ) -> Document:
     """Compute the fields of a session's state after a revision.
 
@@ -442,7 +470,7 @@ async def state_at(
     """
     state: Document = {**session[INITIAL]}
     log = LogAtRevision(key, log_begins(session), revision)
-    async for page in storage.scan(log.deltas_query):
+    async for page in storage.scan(log.deltas_query, as_of=as_of):
         state = apply_deltas(state, map(delta_of, page.documents))
     return state
 
@@ -468,17 +496,20 @@ async def complete_rewind(storage: Storage, key: SessionKey, event: Event) -> Ev
     If the invocation was trimmed since the session was loaded, ADK would pass over the
     rewind: the session is stale.
     """
-    invocation_id = event.actions.rewind_before_invocation_id
-    found = await load_session_at(storage, key, None)
-    if not invocation_id or found is None:
-        return event
-    log = found.session.events
-    if found.session.log_begins and all(
-        each.invocation_id != invocation_id for each in log
-    ):
+    invocation_id = event.actions.rewind_before_invocation_id or ""
+    sessions, apart = found = await storage.read(*_queries(key))
+    session = _visible_head(storage, key, sessions)
+    log = LogAtRevision(key, log_begins(session), session["revision"])
+    outlines = read_outlines(storage, log, more=(_DELTA,), as_of=found.as_of)
+    deltas = [
+        (each.invocation_id, each.actions.state_delta) async for _, each in outlines
+    ]
+    if log.begins and all(each != invocation_id for each, _ in deltas):
         raise stale_session_error(key.session_id)
+    stored = recorded_initial_state(session, *apart)
+    initial = documents.decode_state(stored, Owner.of_session(key), storage.hooks)
     delta = restore_initial_state(
-        event.actions.state_delta, found.initial, log, invocation_id
+        event.actions.state_delta, initial, deltas, invocation_id
     )
     actions = event.actions.model_copy(update={"state_delta": delta})
     return event.model_copy(update={"actions": actions})

@@ -18,6 +18,8 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.statements import Query
 
+NO_EVENTS: Final = GetSessionConfig(num_recent_events=0)
+
 TURN_EPOCH: Final = "turn.epoch"
 """The field of a session that counts how often its turn was taken."""
 
@@ -211,7 +213,10 @@ def shared_state_queries_by_key(keys: Iterable[SessionKey]) -> list[Query]:
 
 
 def event_queries(
-    key: SessionKey, config: GetSessionConfig | None, after_revision: int = 0
+    key: SessionKey,
+    config: GetSessionConfig | None,
+    after_revision: int = 0,
+    until: int | None = None,
 ) -> list[Query]:
     """The events that a caller's config asks for, the latest first."""
     config = config or GetSessionConfig()
@@ -220,4 +225,6 @@ def event_queries(
         return []
     limit = None if limit is None else min(limit, 2**63 - 1)
     log = events_after(key, after_revision)
+    if until is not None:
+        log = events_until(key, until, after_revision)
     return [Query("events", log, order=-1, limit=limit, since=since)]

@@ -153,7 +153,9 @@ class SessionReads:
         size = self._storage.limits.block_events
         in_blocks = len(log) // size * size
         newest = bytes(log[-in_blocks]) if in_blocks else b""
-        parts = await in_slices(decode_blocks(log, self._storage.hooks, size))
+        fits = sum(map(len, log)) <= cache.limit
+        decoding = decode_blocks(log, self._storage.hooks, size, with_blocks=fits)
+        parts = await in_slices(decoding)
         events: list[Event] = []
         if known is not None:
             again = await in_slices(map(build_block, known.blocks))
@@ -344,7 +346,7 @@ class ReadCache:
     """The logs that a service has read last, shared by its threads and event loops."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._lock = Lock()
         self._logs: OrderedDict[SessionKey, tuple[CachedLog, float]] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
@@ -371,12 +373,12 @@ class ReadCache:
         It may have been of this session, and dropped while its log was being read.
         """
         with self._lock:
-            if drops != self.drops or log.size > self._limit:
+            if drops != self.drops or log.size > self.limit:
                 return
             self._remove_log(key)
             self._logs[key] = log, monotonic()
             self.size += log.size
-            while self.size > self._limit:
+            while self.size > self.limit:
                 self._remove_log(next(iter(self._logs)))
         self._wake()
 
@@ -434,18 +436,18 @@ def _drop_idle(cache: weakref.ref[ReadCache]) -> None:
 
 
 def decode_blocks(
-    log: list[Encoded], hooks: Hooks, size: int
+    log: list[Encoded], hooks: Hooks, size: int, *, with_blocks: bool = True
 ) -> Iterator[tuple[list[Event], bytes | None]]:
     """Decode a log, the latest first, ``size`` events at a time, with their block.
 
     There is no block of fewer, nor of values that are not JSON, which another tool has
-    stored. The log is emptied.
+    stored. The log is emptied, so that its memory is freed meanwhile.
     """
     while log:
         stored = decode_together(log[: -size - 1 : -1])
         del log[-size:]  # to release the memory of thousands at once takes long
         fields, block = documents.event_fields(stored, hooks), None
-        if len(stored) == size:
+        if with_blocks and len(stored) == size:
             # Before they are built, for a caller may change what an event is built of.
             with suppress(ValueError):
                 block = marshal.dumps(fields)

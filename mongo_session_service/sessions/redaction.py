@@ -93,7 +93,7 @@ async def find_part(
         where = {event_log.INVOCATION: bson_values.encode_value(wanted)}
         revisions = [
             revision
-            async for revision, event in event_log.decode_log(storage, log, where)
+            async for revision, event in event_log.read_outlines(storage, log, where)
             if event.invocation_id == wanted
         ]
         if not revisions:

@@ -120,7 +120,7 @@ class TrimConstraints:
         self.until = self.older = self.begins
 
     async def read_log(self, storage: Storage, log: LogAtRevision) -> None:
-        async for revision, event in event_log.decode_log(storage, log):
+        async for revision, event in event_log.read_outlines(storage, log):
             self.add(revision, event)
 
     def add(self, revision: int, event: Event) -> None:

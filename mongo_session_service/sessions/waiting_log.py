@@ -164,7 +164,7 @@ async def _read_steps(
     """Read the steps of a log, and where the invocations begin that are rewound."""
     steps: _Steps = []
     firsts: dict[str, int] = {}
-    async for revision, event in event_log.decode_log(storage, log, _STEPS):
+    async for revision, event in event_log.read_outlines(storage, log, _STEPS):
         step = waiting_step(event)
         firsts.setdefault(step.invocation_id, revision)
         if step.has_effect:

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from google.adk.events.event import Event
+from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, Stage
@@ -49,6 +50,7 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.sessions.reads import missing_session_error
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
@@ -119,9 +121,17 @@ class Turns:
 class Turn:
     """A turn of a session: an async context manager that gives it as it is then."""
 
-    def __init__(self, turns: Turns, key: SessionKey, wait: float | None) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        key: SessionKey,
+        wait: float | None,
+        config: GetSessionConfig | None = NO_EVENTS,
+    ) -> None:
         self.turns = turns
         self.key = key
+        self._config = config
+        """Which events of the session it gives."""
         self.fence: TurnFence | None = None
         """The fence: an append within it expects this."""
         self.is_held = False
@@ -161,7 +171,7 @@ class Turn:
         query = Query("sessions", {"_id": self.key.id}, fields=fields)
         session = await backend.storage.find_one(query) or {}
         self._first_revision = session.get("turn", {}).get("first_revision", 0)
-        return self._own_events(await self._load(backend))
+        return await self._load_own_events(backend)
 
     def set_status(
         self, status: TurnPhase, reason: str | None = None, error: str | None = None
@@ -244,22 +254,25 @@ class Turn:
         self.info = self.info._replace(epoch=self._lease.epoch)
         self.is_held = True
         self.turns.renewer.add_lease(self._lease)
-        stored, _ = await asyncio.gather(self._load(backend), self._return_ticket())
+        if self._first_revision:  # whoever had the turn before has not released it
+            await self._close_abandoned(backend)
+        stored, _ = await asyncio.gather(
+            self._load(backend, self._config), self._return_ticket()
+        )
         self._has_ttl = stored.marker.ttl is not None and not backend.storage.is_mock
         await self._renew_life(backend.storage.limits.lease_seconds)
-        if self._first_revision:  # whoever had the turn before has not released it
-            count(ABANDONED_TURNS, self.turns.database_name)
-            own = self._own_events(stored)
-            self.abandoned_invocation = own[-1].invocation_id if own else None
-            if closing := closing_events_of_abandoned(own):
-                for event in closing:
-                    await self.append_event(event)
-                stored = await self._load(backend)
-            storage = backend.storage
-            await announce_abandoned_turn(storage, self.info)
-            closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
-            await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
         return to_session(stored)
+
+    async def _close_abandoned(self, backend: Backend) -> None:
+        count(ABANDONED_TURNS, self.turns.database_name)
+        own = await self._load_own_events(backend)
+        self.abandoned_invocation = own[-1].invocation_id if own else None
+        for event in closing_events_of_abandoned(own):
+            await self.append_event(event)
+        storage = backend.storage
+        await announce_abandoned_turn(storage, self.info)
+        closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
+        await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
 
     async def _renew_life(self, least: float = 0.0) -> None:
         """Have a session with a ``ttl`` live for that from now on."""
@@ -269,8 +282,14 @@ class Turn:
             longer = queries.renewed_life(storage, least)
             await storage.commit(Update("sessions", own, longer))
 
-    async def _load(self, backend: Backend) -> StoredSession:
-        stored, known = await backend.reads.load_session(self.key), self.fence
+    async def _load(
+        self,
+        backend: Backend,
+        config: GetSessionConfig | None,
+        after_revision: int = 0,
+    ) -> StoredSession:
+        stored = await backend.reads.load_session(self.key, config, after_revision)
+        known = self.fence
         if stored is None or (known and known.create_time != stored.marker.create_time):
             raise session_not_found_error(self.key.session_id)
         created = stored.marker.create_time
@@ -278,10 +297,12 @@ class Turn:
         self.fence = TurnFence(self._lease.epoch, created)
         return stored
 
-    def _own_events(self, stored: StoredSession) -> list[Event]:
-        """The events of a session from the first one of this turn on."""
-        count = stored.marker.revision - self._first_revision + 1
-        return stored.events[-count:] if self._first_revision and count > 0 else []
+    async def _load_own_events(self, backend: Backend) -> list[Event]:
+        """Load what was appended from the first event of the turn on."""
+        before = self._first_revision - 1
+        config = NO_EVENTS if before < 0 else None
+        stored = await self._load(backend, config, max(before, 0))
+        return stored.events
 
     @property
     def _seconds_left(self) -> float:
