@@ -87,9 +87,9 @@ def test_the_files_that_contributors_are_sent_to_exist() -> None:
 
 
 def test_the_loggers_are_named() -> None:
-    """Each part of the package that logs has its line on the page about logging."""
-    page = (DOCS / "operations" / "logging.md").read_text()
-    _, _, names = page.partition("## Names")
+    """Each part of the package that logs has its line on the page of logs."""
+    page = (DOCS / "operations" / "observability.md").read_text()
+    _, _, names = page.partition("Loggers are named")
     named = set(re.findall(r"^\| `(\w+)` \|", names, re.MULTILINE))
 
     logging = {
