@@ -121,19 +121,21 @@ class SchemaVersionError(MongoSessionServiceError):
 class SlowSubscriberError(MongoSessionServiceError):
     """A subscription was read too slowly, and its buffer overflowed."""
 
-    def __init__(self, last_revision: int | None) -> None:
+    def __init__(self, last_revision: int | None, place: str | None = None) -> None:
         """Ends a subscription that has delivered up to ``last_revision``.
 
-        None if it is not one to a session, or has delivered nothing.
+        None if it is not one to a session, or has delivered nothing. To go on there,
+        give ``place`` to ``watch`` as its ``after_revision``.
         """
         self.last_revision = last_revision
+        self.place = place
         how = "Subscribe again"
-        if last_revision is not None:
-            how = f"Resume with watch(after_revision={last_revision})"
+        if place is not None:
+            how = f"Resume with watch(after_revision={place!r})"
         super().__init__(f"The subscription was read too slowly and was ended. {how}.")
 
-    def __reduce__(self) -> tuple[type[SlowSubscriberError], tuple[int | None]]:
-        return type(self), (self.last_revision,)
+    def __reduce__(self) -> tuple[type[SlowSubscriberError], tuple[object, ...]]:
+        return type(self), (self.last_revision, self.place)
 
 
 @public

@@ -53,6 +53,7 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.feed.feed import Feeds
+from mongo_session_service.feed.place import Place
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.model import metadata, validation
@@ -1395,7 +1396,7 @@ class MongoSessionService(BaseSessionService):
         user_id: str | None = None,
         session_id: str | None = None,
         *,
-        after_revision: int | None = None,
+        after_revision: int | str | None = None,
         max_bytes: int = 64_000_000,
         partials: bool = False,
         after_partial: tuple[int, int] | None = None,
@@ -1414,6 +1415,9 @@ class MongoSessionService(BaseSessionService):
             session_id: The session, stripped; None for every session of the user.
             after_revision: Of a session: begin with the events after this revision
                 instead, however old, then the ``state`` of its user and app as it is.
+                Or after the ``place`` of an earlier subscription: if the session was
+                deleted and made anew since, that begins with ``deleted`` and a
+                ``snapshot``. A number cannot tell.
             max_bytes: How many bytes of changes, as MongoDB stores them, may wait to be
                 read; 1,024 changes may in any case, and one of any size. Reading raises
                 ``SlowSubscriberError`` where more would have to wait.
@@ -1433,9 +1437,13 @@ class MongoSessionService(BaseSessionService):
         ``snapshot`` as of the cut, and then what follows.
         """
         validation.check_count("max_bytes", max_bytes)
-        validation.check_revision("after_revision", after_revision)
         validation.check_flag("partials", partials)
         validation.check_place("after_partial", after_partial)
+        if isinstance(after_revision, str):
+            place = Place.of_text(after_revision)
+        else:
+            validation.check_revision("after_revision", after_revision)
+            place = Place(after_revision, after_partial)
         if session_id is not None:
             if app_name is None or user_id is None:
                 raise InvalidInputError("A session_id needs its app_name and user_id.")
@@ -1443,10 +1451,9 @@ class MongoSessionService(BaseSessionService):
             return SessionSubscription(
                 self._feeds,
                 key,
-                after_revision,
+                place,
                 max_bytes,
                 partials=partials,
-                after_partial=after_partial,
             )
         if after_revision is not None or after_partial is not None:
             message = "after_revision and after_partial need a session_id."

@@ -92,9 +92,9 @@ class Consumer:
 
     It resumes after the last change committed under its name, in any process. What was
     committed is not delivered again, everything else at least once; ``session_key`` and
-    ``revision`` identify an ``appended`` change. One reader holds the name at a time:
-    others wait, and one takes over within seconds when it is closed or its process
-    dies.
+    the event's ``id`` identify an ``appended`` change. One reader holds the name at a
+    time: others wait, and one takes over within seconds when it is closed or its
+    process dies.
 
     Reading and committing raise:
 

@@ -21,6 +21,7 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.feed.feed import Feeds, Inbox
+from mongo_session_service.feed.place import Place
 from mongo_session_service.feed.view import View, load_view
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.snapshots import NO_TIME
@@ -46,15 +47,16 @@ class Subscription:
                 print(change.kind, change.state_delta)
 
     Each change is delivered once, in the order of commit. The subscription ends after
-    ``deleted``, when it is closed, and when the service is closed. A cancelled reader
-    loses nothing: the next ``anext()`` resumes where it was.
+    ``deleted``, when it is closed, and when the service is closed. One that was to go
+    on in a session that was deleted and made anew under its id begins with ``deleted``
+    and a ``snapshot`` instead. A cancelled reader loses nothing: the next ``anext()``
+    resumes where it was.
 
     Opening raises ``SessionNotFoundError``, ``InvalidInputError`` for an
     ``after_revision`` the session has not reached, and the errors of every call of the
     service. Reading raises:
 
-    - ``SlowSubscriberError``: it was read too slowly; resume after the error's
-      ``last_revision``.
+    - ``SlowSubscriberError``: it was read too slowly; resume after its ``place``.
     - ``HistoryLostError``: the change stream cannot be resumed, or the watched
       collections were dropped. In the first case a session's subscription continues
       from storage instead, and does not raise.
@@ -90,6 +92,15 @@ class Subscription:
     @property
     def last_revision(self) -> int | None:
         """The session's revision as delivered so far; None for other subscriptions."""
+        return None
+
+    @property
+    def place(self) -> str | None:
+        """Where a later subscription of the session goes on: its ``after_revision``.
+
+        It names the revision, what was received of a running turn, and the session's
+        creation. None before the first change, and for other subscriptions.
+        """
         return None
 
     async def __aenter__(self) -> Self:
@@ -147,7 +158,7 @@ class Subscription:
             while record is not None and record.cluster_time <= self._since:
                 record = await inbox.take()
         except SlowSubscriberError:
-            raise SlowSubscriberError(self.last_revision) from None
+            raise SlowSubscriberError(self.last_revision, self.place) from None
         return record.readable_change if record else None
 
 
@@ -162,17 +173,17 @@ class SessionSubscription(Subscription):
         self,
         feeds: Feeds,
         key: SessionKey,
-        after_revision: int | None,
+        after: Place,
         max_bytes: int,
         *,
         partials: bool,
-        after_partial: tuple[int, int] | None,
     ) -> None:
         super().__init__(feeds, Scope(*key), max_bytes, partials=partials)
         self._key = key
-        self._turn = _TurnFilter(*(after_partial or (0, 0)))
-        self._revision = after_revision
-        self._create_time: float | None = None
+        self._turn = _TurnFilter(*(after.partial or (0, 0)))
+        self._revision, self._partial, self._create_time = after
+        self.is_of_successor = False
+        """Whether the session was made anew since the place it was to go on after."""
         self._waiting: deque[Change] = deque()
         self._is_following = False
         self._is_gone = False
@@ -181,6 +192,13 @@ class SessionSubscription(Subscription):
     def last_revision(self) -> int | None:
         """The session's revision as delivered so far; None before the first change."""
         return self._revision
+
+    @property
+    def place(self) -> str | None:
+        """Where a later subscription goes on; None before the first change."""
+        if self._revision is None:
+            return None
+        return Place(self._revision, self._partial, self._create_time).text
 
     @property
     def is_following(self) -> bool:
@@ -224,6 +242,8 @@ class SessionSubscription(Subscription):
     def _deliver(self, change: Change) -> Change:
         if change.revision is not None:
             self._revision = change.revision
+        if change.turn is not None and change.turn_position is not None:
+            self._partial = (change.turn.epoch, change.turn_position)
         self._is_gone = change.kind == "deleted"
         if self._wants_partials and change.kind == "appended" and change.event:
             self._turn.add_stored([change.event.id])
@@ -235,29 +255,30 @@ class SessionSubscription(Subscription):
 
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
+        is_opening = self._inbox is None
         backend = await self._feeds.backends.backend()
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox(backend)
-        view = await load_view(
-            backend.storage,
-            self._key,
-            self._revision,
-            position,
-            self._turn.received if self._wants_partials else None,
-        )
+        partial = self._turn.received if self._wants_partials else None
+        after = Place(self._revision, partial, self._create_time)
+        view = await load_view(backend.storage, self._key, after, position)
         if self._is_closed:
             return
-        if self._create_time is None:
-            self._start_from(view)
-        elif view is None or view.marker.create_time != self._create_time:
+        if view is None and is_opening:
+            raise session_not_found_error(self._key.session_id)
+        if view is None or self._create_time not in {None, view.marker.create_time}:
             deleted = ChangeRecord("deleted", self._key, {}, platform_time.get_time())
             self._waiting.append(deleted.change())
-        else:
-            self._continue_from(view)
+            if view is None or not is_opening:
+                return
+            self.is_of_successor = True
+            self._revision, self._partial, self._turn = None, None, _TurnFilter()
+        elif is_opening:
+            self._check_place(view)
+        self._create_time = view.marker.create_time
+        self._continue_from(view)
 
-    def _start_from(self, view: View | None) -> None:
-        if view is None:
-            raise session_not_found_error(self._key.session_id)
+    def _check_place(self, view: View) -> None:
         if self._delivered_revision > view.marker.revision:
             message = (
                 f"after_revision is {self._revision}, but the session is at revision"
@@ -266,8 +287,6 @@ class SessionSubscription(Subscription):
             raise InvalidInputError(message)
         if self._revision is not None and self._revision < view.log_begins:
             raise TrimmedError(view.log_begins)
-        self._create_time = view.marker.create_time
-        self._continue_from(view)
 
     def _continue_from(self, view: View) -> None:
         self._waiting.extend(view.missed)

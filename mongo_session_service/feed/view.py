@@ -19,6 +19,7 @@ from mongo_session_service.changes.decoder import (
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError
+from mongo_session_service.feed.place import Place
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
 from mongo_session_service.sessions import queries
@@ -50,15 +51,14 @@ class View:
 async def load_view(
     storage: Storage,
     key: SessionKey,
-    after_revision: int | None,
+    after: Place,
     not_before: Timestamp,
-    after_partial: tuple[int, int] | None,
 ) -> View | None:
     """Load a session, not before a time, and what a subscriber has missed.
 
-    None if it is not stored. What follows a revision from before the session's log
-    begins with a snapshot. Partials are left out unless a place is given, (0, 0) for
-    the beginning: the epoch and number of the last one that was received.
+    None if it is not stored. What follows a revision from before the session's log, or
+    the place in another session, begins with a snapshot. Partials are left out if the
+    place has none.
     """
     sessions, *states = found = await storage.read(
         *queries.session_queries(key), not_before=not_before, patient=True
@@ -69,15 +69,17 @@ async def load_view(
     documents.checked_key(session)
     begins = documents.log_begins(session)
     view = View(found.as_of, Marker.of(session), begins)
-    if after_revision is None:
+    if after.create_time not in {None, view.marker.create_time}:
+        after = Place(None, after.partial and (0, 0))
+    if after.revision is None:
         view.missed = [_snapshot(key, session, shared, storage.hooks)]
     else:
-        await _add_missed(view, storage, session, shared, after_revision)
+        await _add_missed(view, storage, session, shared, after.revision)
     turn = session.get("turn") or {}
-    if after_partial is not None and view.is_complete:
+    if after.partial is not None and view.is_complete:
         if "holder" in turn:
             view.past_epoch = turn["epoch"] - 1
-            await _add_partials(view, storage, key, turn, after_partial)
+            await _add_partials(view, storage, key, turn, after.partial)
         else:
             view.past_epoch = turn.get("epoch", 0)
     return view
