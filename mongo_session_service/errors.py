@@ -155,6 +155,10 @@ class TurnTakenError(TimeoutError):
     """The turn of a session was not free in time."""
 
 
+class TurnInterruptedError(TurnTakenError):
+    """A later caller, who interrupts, has come before one that waits for the turn."""
+
+
 @public
 class StorageError(MongoSessionServiceError):
     """MongoDB refused or failed the operation."""
@@ -219,6 +223,14 @@ def turn_stopped_error(session_id: str) -> LeaseLostError:
     """Make the error for an append by what was stopped, and has not noticed."""
     return LeaseLostError(
         f"The turn of session {quoted(session_id)} was stopped. Nothing was stored."
+    )
+
+
+def turn_interrupted_error(session_id: str) -> TurnInterruptedError:
+    """Make the error for a start whose place in line a later one has taken."""
+    return TurnInterruptedError(
+        "A later start with interrupt=True came before this one had the turn of"
+        f" session {quoted(session_id)}. Nothing of this one was stored."
     )
 
 

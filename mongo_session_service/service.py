@@ -687,24 +687,23 @@ class MongoSessionService(BaseSessionService):
             runner: The runner, built with this service.
             wait: The longest wait for the turn, as in :meth:`turn`.
             interrupt: Whether to stop the turn that runs, instead of waiting for its
-                end.
+                end. Of several who wait so, the latest has the next turn.
             keep_partial_answer: Whether the text that was said when the turn is
                 stopped is stored as an event with ``interrupted=True``.
             **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
                 and others.
 
         Raises:
-            TimeoutError: the turn was not free in time; it names who has it.
+            TimeoutError: the turn was not free in time; it names who has it. Or
+                ``interrupt`` is set, and a later caller has interrupted this one, whose
+                message is not stored.
             SessionNotFoundError: the session is not stored.
             MongoSessionServiceError: the caller is in a turn of the session, or the
                 service is closed meanwhile.
         """
         validation.check_flag("keep_partial_answer", keep_partial_answer)
         turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
-        if validation.check_flag("interrupt", interrupt):
-            reason = "another turn was started"
-            backend = await self._backends.backend()
-            await request_stop(backend.storage, turn.key, reason)
+        turn.interrupts = validation.check_flag("interrupt", interrupt)
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )

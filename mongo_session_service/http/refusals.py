@@ -39,6 +39,7 @@ from mongo_session_service.errors import (
     LeaseLostError,
     MongoSessionServiceError,
     StorageUnavailableError,
+    TurnInterruptedError,
     TurnTakenError,
     UnknownOutcomeError,
 )
@@ -406,11 +407,11 @@ def problem_of_error(error: Exception) -> Response:
         case StaleSessionError():
             why = "The session was written to meanwhile. Load it, and try again."
             return problem_response(409, why)
+        case AlreadyExistsError() | LeaseLostError() | TurnInterruptedError():
+            return problem_response(409, str(error))
         case TurnTakenError():
             why = "Another turn of the session runs. Wait for its end, or stop it."
             return problem_response(409, why)
-        case AlreadyExistsError() | LeaseLostError():
-            return problem_response(409, str(error))
         case UnknownOutcomeError():
             why = "The outcome of the write is unknown: repeat it."
             return problem_response(503, why)

@@ -269,7 +269,7 @@ class TurnRequest(_Shape):
     streaming: bool = True
     """Whether the model answers piece by piece."""
     interrupt: bool = False
-    """Stop the turn that runs; else it is answered by 409."""
+    """Stop the turn that runs, unless a later request does; else 409 is the answer."""
 
 
 class TurnBegun(_Shape):

@@ -73,6 +73,7 @@ _held: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 HELD: Final = "turn.holder"
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DIED: Final = "its process died"
+_INTERRUPTED: Final = "another turn was started"
 _ERASURE_WAITS: Final = 3.0
 """Seconds that running turns have to end before their sessions are erased."""
 _NESTED: Final = (
@@ -136,6 +137,8 @@ class Turn:
         """The fence: an append within it expects this."""
         self.is_held = False
         self._limit = math.inf if wait is None else wait
+        self.interrupts = False
+        """Whether it stops who has the turn, unless a later caller does."""
         self.abandoned_invocation: str | None = None
         """The invocation that the turn before was running when its process died."""
         self._first_revision = 0
@@ -331,9 +334,11 @@ class Turn:
         if await self._acquire():
             return
         storage, key = self._lease.storage, self.key
+        if self.interrupts:
+            await request_stop(storage, key, _INTERRUPTED)
         turn = (await waiting_line.load_turn_states(storage, [key])).get(key)
         is_free = turn is not None and turn.is_free
-        if is_free and not await waiting_line.first_tickets(storage, [key]):
+        if is_free and not await waiting_line.load_heads(storage, [key]):
             await self._acquire(await self._draw_ticket())  # all who waited have died
 
     async def _wait_in_line(self) -> None:
@@ -345,12 +350,16 @@ class Turn:
             ticket = await self._draw_ticket()
         with line.join(ticket) as waiter:
             while not self._lease.epoch:
-                await waiter.wait_until_called()
-                await self._acquire(ticket)
+                if await waiter.wait_until_called():
+                    await self._acquire(ticket)
+                else:
+                    await request_stop(self._lease.storage, self.key, _INTERRUPTED)
 
     async def _draw_ticket(self) -> Ticket:
         async def draw() -> Ticket:
-            drawing = waiting_line.draw_ticket(self._lease.storage, self.key)
+            drawing = waiting_line.draw_ticket(
+                self._lease.storage, self.key, interrupts=self.interrupts
+            )
             self._ticket = await self._lease.write_past_dead_holder(drawing)
             return self._ticket
 

@@ -11,6 +11,9 @@ session changes, so no loaded ``Session`` becomes stale.
 One task looks for all who wait in an event loop, ten times a second and whenever a turn
 is released in this process: which of their sessions have a free turn, and who is first
 in line there. That takes two commands, however many wait. It also renews their tickets.
+
+Of those who interrupt only the latest goes on waiting; the others fail. It has whoever
+gets the turn before it stopped.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,
     service_closed_error,
+    turn_interrupted_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
@@ -53,6 +57,8 @@ class Ticket(NamedTuple):
     number: int
     create_time: float
     """The session's; one that is deleted and created again has another line."""
+    interrupts: bool
+    """Whether it takes the place of all before it that interrupt as well."""
 
     @property
     def id(self) -> Document:
@@ -73,7 +79,16 @@ class TurnStatus(NamedTuple):
     """Whether this release may write the session."""
 
 
-async def draw_ticket(storage: Storage, key: SessionKey) -> Ticket:
+class LineHead(NamedTuple):
+    """Who is next in the line of a session."""
+
+    first: int
+    """The lowest number of those who are to have the turn."""
+    latest: int
+    """The number of the last one that interrupts; 0 if none does."""
+
+
+async def draw_ticket(storage: Storage, key: SessionKey, *, interrupts: bool) -> Ticket:
     """Draw a ticket; from now on the turn is acquired in the order of tickets."""
     draw = {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}}
     session = await storage.find_and_update(
@@ -82,8 +97,10 @@ async def draw_ticket(storage: Storage, key: SessionKey) -> Ticket:
     )
     if session is None:
         raise await missing_session_error(storage, key)
-    ticket = Ticket(key, session["turn"]["ticket"], session["create_time"])
-    await storage.commit(Update("leases", {"_id": ticket.id}, _RENEWAL, upsert=True))
+    number, create_time = session["turn"]["ticket"], session["create_time"]
+    ticket = Ticket(key, number, create_time, interrupts)
+    new = {**_RENEWAL, "$set": {"interrupts": interrupts}}
+    await storage.commit(Update("leases", {"_id": ticket.id}, new, upsert=True))
     return ticket
 
 
@@ -124,20 +141,28 @@ async def load_turn_states(
     return turns
 
 
-async def first_tickets(
+async def load_heads(
     storage: Storage, keys: Iterable[SessionKey]
-) -> dict[SessionKey, int]:
-    """Find the lowest ticket of each session that has waiters."""
+) -> dict[SessionKey, LineHead]:
+    """Load who is next in the line of each session that has waiters."""
     is_alive = {"$expr": renewed_at_condition(storage, "$gte")}
-    owner = {name: f"$_id.{name}" for name in SessionKey._fields}
-    first = {"$group": {"_id": owner, "first": {"$min": f"$_id.{_NUMBER}"}}}
-    numbers: dict[SessionKey, int] = {}
+    number = f"$_id.{_NUMBER}"
+    group: Document = {
+        "_id": {name: f"$_id.{name}" for name in SessionKey._fields},
+        "first": {"$min": {"$cond": ["$interrupts", None, number]}},
+        "latest": {"$max": {"$cond": ["$interrupts", number, None]}},
+    }
+    heads: dict[SessionKey, LineHead] = {}
     for some in cut_by_id_size(keys):
         waiting = {"$or": [_waiters_filter(key) for key in some], **is_alive}
-        (found,) = await storage.read(Query("leases", waiting, then=(first,)))
+        (found,) = await storage.read(
+            Query("leases", waiting, then=({"$group": group},))
+        )
         for each in found:
-            numbers[SessionKey(**each["_id"])] = each["first"]
-    return numbers
+            numbers = [each[name] for name in ("first", "latest") if each[name]]
+            head = LineHead(min(numbers), each["latest"] or 0)
+            heads[SessionKey(**each["_id"])] = head
+    return heads
 
 
 async def end_line(storage: Storage, last: Ticket) -> None:
@@ -173,17 +198,23 @@ class Waiter:
         self.ticket = ticket
         self._is_called = asyncio.Event()
         self._error: Exception | None = None
+        self._is_free = False
 
-    async def wait_until_called(self) -> None:
-        """Wait until the turn is free for this caller; raise what has failed it."""
+    async def wait_until_called(self) -> bool:
+        """Wait until this caller has something to do; raise what has failed it.
+
+        Returns:
+            Whether the turn is free for it. Else it is to stop who has the turn.
+        """
         await self._is_called.wait()
         self._is_called.clear()
         if self._error is not None:
             raise self._error
+        return self._is_free
 
-    def wake(self, error: Exception | None = None) -> None:
-        """Wake the caller, to try to acquire the turn or to raise the error."""
-        self._error = error
+    def wake(self, error: Exception | None = None, *, is_free: bool = True) -> None:
+        """Wake the caller, to raise the error or to go for the turn."""
+        self._error, self._is_free = error, is_free
         self._is_called.set()
 
 
@@ -269,16 +300,22 @@ class WaitingLine:
                     await self._has_to_check.wait()
 
     async def _call_first(self) -> None:
-        """Wake the waiter with the first ticket of each free turn."""
+        """Wake who is first in line for a free turn, or interrupts one that runs."""
         waiters = self._all_waiters()
         turns = await load_turn_states(self._storage, list(self._lines))
-        free = [key for key, turn in turns.items() if turn.is_free]
-        first = await first_tickets(self._storage, free)
+        asked = {each.ticket.key for each in waiters if each.ticket.interrupts}
+        asked |= {key for key, turn in turns.items() if turn.is_free}
+        heads = await load_heads(self._storage, asked)
         for each in waiters:
-            key, number, create_time = each.ticket
+            key, number, create_time, interrupts = each.ticket
             turn = turns.get(key)
+            first, latest = heads.get(key, (number, 0))
             if turn is None or turn.create_time != create_time or not turn.is_known:
                 each.wake(await missing_session_error(self._storage, key))
+            elif interrupts and number < latest:
+                each.wake(turn_interrupted_error(key.session_id))
             # One whose own document was removed is first if nobody is before it.
-            elif turn.is_free and first.get(key, number) >= number:
+            elif turn.is_free and first >= number:
                 each.wake()
+            elif not turn.is_free and interrupts and turn.stop is None:
+                each.wake(is_free=False)
