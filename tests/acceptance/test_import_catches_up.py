@@ -29,7 +29,9 @@ from mongo_session_service.transfer.sources import Item
 
 MOST: Final = 12
 """Turns while one command runs."""
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "zero-downtime.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "importing.md"
+BEFORE = PAGE.read_text().partition("## Move without downtime")[0].count("\n")
+STEPS = [each for each in blocks_of(PAGE) if each.line > BEFORE]
 TRANSFER = "mongo_session_service.transfer"
 
 
@@ -123,7 +125,7 @@ async def test_a_store_in_use_is_moved_and_caught_up_with(
 
     def step(number: int) -> list[str]:
         """A command of the page, for this store."""
-        shown = [each.commands for each in blocks_of(PAGE)][number]
+        shown = STEPS[number].commands
         _, verb, _, _, _, *options = shlex.split(*shown)
         options = [since if it.startswith("20") else it for it in options]
         return [verb, *command, *options]
