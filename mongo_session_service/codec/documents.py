@@ -255,6 +255,7 @@ def checked_key(session: Document) -> SessionKey:
             and isinstance(session["revision"], int)
             and isinstance(session["create_time"], _NUMBER)
             and isinstance(session["update_time"], _NUMBER)
+            and isinstance(session.get(LOG_BEGINS, 0), int)
         )
     except KeyError:
         is_session = False

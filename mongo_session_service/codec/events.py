@@ -28,7 +28,7 @@ _DICTS_OF_ACTIONS: Final = [
     if field.default_factory is dict
 ]
 _NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
-_SCALARS: Final = (str, int, float)
+_NUMBERS: Final = (int, float)
 _PLAIN: Final = (dict, float)
 _NOTHING: Final = {type(None)}
 _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
@@ -217,7 +217,7 @@ def _has_classes(value: Any, classes: tuple[type[Any], ...]) -> bool:
         if isinstance(each, classes):
             if not isinstance(each, _PLAIN) and not is_as_declared(each):
                 return False
-        elif hasattr(each, "__dict__") and not isinstance(each, _SCALARS):
+        elif hasattr(each, "__dict__") and not isinstance(each, _NUMBERS):
             kind, wanted = (indefinite(it.__name__) for it in (type(each), classes[0]))
             raise InvalidInputError(f"it has {kind} instead of {wanted}")
         else:

@@ -58,6 +58,14 @@ class Details:
             expire_time=document.get("expire_time"),
         )
 
+    def check(self) -> None:
+        """Refuse what only another tool can have stored."""
+        check_labels(self.labels)
+        if self.title is not None:
+            check_stored_title(self.title)
+        if self.ttl is not None:
+            check_ttl(self.ttl)
+
     def with_display_name(self, state: Mapping[str, Any]) -> Self:
         """Add the display name in a state as the title, if there is no title."""
         if self.title is not None or (title := display_name(state)) is None:

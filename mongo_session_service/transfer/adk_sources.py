@@ -7,7 +7,6 @@ parsed, or a number of seconds.
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
@@ -18,20 +17,19 @@ from contextlib import (
     contextmanager,
 )
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from google.adk.events.event import Event
 from typing_extensions import override
 
+from mongo_session_service.codec.bson_values import is_unicode
 from mongo_session_service.errors import (
     InvalidInputError,
     SourceError,
     without_passwords,
 )
 from mongo_session_service.model.records import Document, SessionKey, session_key
-from mongo_session_service.model.wording import indefinite
 from mongo_session_service.storage.clients import open_client
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
@@ -46,8 +44,10 @@ from mongo_session_service.transfer.sources import (
     SharedState,
     run_in_thread,
     scan_documents,
+    seconds,
     session_text,
     shared_states,
+    type_name,
     validated_event,
 )
 
@@ -110,24 +110,8 @@ def whole_event_of(where: str, value: Any) -> Event | Problem:
 def json_object(value: Any) -> dict[str, Any]:
     parsed = _parse_json(value)
     if not isinstance(parsed, dict):
-        raise MalformedError(f"a JSON object was expected, not {_type_name(parsed)}")
+        raise MalformedError(f"a JSON object was expected, not {type_name(parsed)}")
     return parsed
-
-
-def seconds(value: Any) -> float:
-    """A time column as seconds since 1970; a time without zone is UTC."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise MalformedError("one of its times is not finite")
-        return float(value)
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise MalformedError("one of its times cannot be read") from None
-    if not isinstance(value, datetime):
-        raise MalformedError(f"one of its times is {_type_name(value)}")
-    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
 def _parse_json(value: Any) -> Any:
@@ -139,10 +123,6 @@ def _parse_json(value: Any) -> Any:
         raise MalformedError("it holds text that is not UTF-8") from None
     except (ValueError, RecursionError):
         raise MalformedError("it holds broken JSON") from None
-
-
-def _type_name(value: Any) -> str:
-    return "nothing" if value is None else indefinite(type(value).__name__)
 
 
 def _place(row: Row) -> str:
@@ -464,7 +444,8 @@ class SqlSource(BaseSource):
         # SQLite may keep rows without a name, which nothing sorts after.
         query = query.where(*(each.is_not(None) for each in key))
         if after:
-            query = query.where(self._sql.tuple_(*key) > after)
+            found = self._sql.tuple_(*map(self._in_query, after))
+            query = query.where(self._sql.tuple_(*key) > found)
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
         page: list[Row] = []
         size = 0
@@ -475,6 +456,13 @@ class SqlSource(BaseSource):
                 if size > STATE_TOGETHER:
                     break
         return page
+
+    def _in_query(self, value: Any) -> Any:
+        """A value of a row as a query takes it, also if it is text that is no UTF-8."""
+        if not isinstance(value, str) or is_unicode(value):
+            return value
+        raw = self._sql.literal(value.encode("utf-8", "surrogateescape"))
+        return self._sql.cast(raw, self._sql.Text)
 
     async def _sessions(
         self, connection: Any, page: list[Row], selection: Selection

@@ -291,13 +291,14 @@ class BatchEncoder:
         with self._reporting_problems(
             f"event {event.id!r} of {session_text(current.key)}"
         ):
-            if event.id in self._ids:
+            id_ = check_id("The event's id", event.id)
+            if id_ in self._ids:
                 message = "the session already has an event with this id"
                 raise InvalidInputError(message)
             append = encode_append(current.key, event, self._hooks)
         if append is None:
             return
-        self._ids.add(event.id)
+        self._ids.add(id_)
         if current.began is None:
             current.began = min(append.timestamp, current.header.update_time)
         is_full = len(current.appends) >= MAX_EVENTS
@@ -312,11 +313,11 @@ class BatchEncoder:
 
     def _add_state(self, shared: SharedState) -> None:
         with self._reporting_problems(str(shared)):
-            check_id("app_name", shared.app_name)
+            owner = check_id("app_name", shared.app_name), shared.user_id
             if shared.user_id is not None:
-                check_id("user_id", shared.user_id)
+                owner = owner[0], check_id("user_id", shared.user_id)
+            shared = SharedState(*owner, shared.state, shared.revision)
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
-            owner = shared.app_name, shared.user_id
             digest = _digest(encoded) if self._hooks.is_missing else None
             self._batch.states[owner] = EncodedState(shared, encoded, size, digest)
             self._batch.size += size
@@ -324,7 +325,9 @@ class BatchEncoder:
 
 def _digest(state: Document) -> str:
     """Hash a state, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    # Text that UTF-8 cannot hold is stored as bytes.
+    text = json.dumps(state, sort_keys=True, default=bytes.hex)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 async def encoded_batches(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
 import time
 from collections.abc import (
@@ -19,7 +20,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
@@ -37,6 +39,7 @@ from mongo_session_service.codec.documents import (
     LOG_BEGINS,
     UnknownNeedError,
     check_needs,
+    checked_key,
     decode_event,
     decode_state,
     log_begins,
@@ -56,6 +59,7 @@ from mongo_session_service.model.records import (
     SessionKey,
     session_key,
 )
+from mongo_session_service.model.validation import check_revision, check_string
 from mongo_session_service.model.wording import counted, indefinite
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
@@ -275,13 +279,41 @@ async def iterate_in_threads(elements: Iterable[Element]) -> AsyncGenerator[Elem
             yield some.pop(0)
 
 
+def seconds(value: Any) -> float:
+    """A time column as seconds since 1970; a time without zone is UTC."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            if math.isfinite(value):
+                return float(value)
+        raise MalformedError("one of its times is not finite")
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise MalformedError("one of its times cannot be read") from None
+    if not isinstance(value, datetime):
+        raise MalformedError(f"one of its times is {type_name(value)}")
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+def type_name(value: Any) -> str:
+    return "nothing" if value is None else indefinite(type(value).__name__)
+
+
 def validated_event(fields: dict[str, Any]) -> Event:
     """The event that has these fields."""
+    check_identity(fields)
     try:
         return build_event(fields)
     except (ValueError, TypeError, RecursionError):
         # The original quotes what it could not read.
         raise MalformedError("no event that this release of ADK can read") from None
+
+
+def check_identity(fields: Mapping[str, Any]) -> None:
+    """Refuse fields for which ADK would make up others at each read."""
+    if not fields.get("id") or "timestamp" not in fields:
+        raise MalformedError("it has no id, or no timestamp")
 
 
 _SESSIONS_AT_ONCE: Final = 20
@@ -337,19 +369,20 @@ class StoreSource(BaseSource):
 
     async def _events(self, header: SessionHeader) -> AsyncGenerator[Event | Problem]:
         """The events of a session up to its header's revision, in order."""
-        key, revision = header.key, header.revision or 0
+        key, revision, storage = header.key, header.revision or 0, self.storage
         found = header.log_begins
         wanted = LogRange(found, revision + 1)
         with suppress(SessionNotFoundError):
-            async for page in read_log(self.storage, key, wanted):
+            async for page in read_log(storage, key, wanted):
                 for document in page:
                     found += 1
                     try:
-                        yield decode_event(document, self.storage.hooks)
-                    except StorageError as error:
-                        yield Problem(
-                            f"event {found} of {session_text(key)}", str(error)
-                        )
+                        item: Event | Problem = decode_event(document, storage.hooks)
+                        check_identity(document["event"])
+                    except (StorageError, MalformedError) as error:
+                        where = f"event {found} of {session_text(key)}"
+                        item = Problem(where, str(error))
+                    yield item
         if found < revision:
             most = counted(revision - header.log_begins, "event")
             events = f"{found - header.log_begins} of {most}"
@@ -415,20 +448,27 @@ class StoreSource(BaseSource):
         owner, hooks = Owner.of_session(key), self.storage.hooks
         try:
             check_needs(document)
+            checked_key(document)
+            begins, revision = log_begins(document), document["revision"]
+            check_revision("The length of the log", revision - begins)
+            details = Details.from_document(document)
+            details.check()
+            if (expires := details.expire_time) is not None:
+                details = replace(details, expire_time=seconds(expires))
             return SessionHeader(
                 key,
                 decode_state(document["state"], owner, hooks),
-                update_time=document["update_time"],
-                create_time=document["create_time"],
-                details=Details.from_document(document),
+                update_time=seconds(document["update_time"]),
+                create_time=seconds(document["create_time"]),
+                details=details,
                 initial=decode_state(document.get(INITIAL, {}), owner, hooks),
-                revision=document["revision"],
-                log_begins=log_begins(document),
+                revision=int(revision),
+                log_begins=int(begins),
                 forked_from=document.get(FORKED_FROM, ()),
             )
         except UnknownNeedError as error:
             return Problem(session_text(key), str(error))
-        except (KeyError, TypeError, AttributeError, UnreadableError):
+        except (KeyError, TypeError, ValueError, AttributeError, UnreadableError):
             return Problem(session_text(key), ALTERED)
 
     def _shared(
@@ -551,15 +591,23 @@ class ServiceSource(BaseSource):
         for app_name in filter(selection.takes_app, self._apps):
             shown: dict[str | None, SharedState] = {}
             for key in await self._keys_of_app(app_name, selection):
+                if isinstance(key, Problem):
+                    yield key
+                    continue
                 try:
                     session = await self.load(key)
+                    if session is None:
+                        continue
+                    state = ScopedState.split(session.state)
+                    updated = seconds(session.last_update_time)
+                    events = [*session.events]
+                except MalformedError as error:
+                    yield Problem(session_text(key), str(error))
+                    continue
                 except Exception as error:  # noqa: BLE001  foreign services raise any
                     reason = f"its service raised {type(error).__name__}"
                     yield Problem(session_text(key), reason)
                     continue
-                if session is None:
-                    continue
-                state = ScopedState.split(session.state)
                 for shared in (
                     SharedState(app_name, None, state.app),
                     SharedState(app_name, key.user_id, state.user),
@@ -567,14 +615,16 @@ class ServiceSource(BaseSource):
                     if shared.state and shown.get(shared.user_id) != shared:
                         shown[shared.user_id] = shared
                         yield shared
-                yield SessionHeader(key, state.session, session.last_update_time)
-                for event in session.events:
-                    yield event
+                yield SessionHeader(key, state.session, updated)
+                for number, event in enumerate(events, 1):
+                    where = f"event {number} of {session_text(key)}"
+                    is_event = isinstance(event, Event)
+                    yield event if is_event else Problem(where, "it is no Event")
 
     async def _keys_of_app(
         self, app_name: str, selection: Selection
-    ) -> list[SessionKey]:
-        """The sorted keys of the selected sessions of an app."""
+    ) -> list[SessionKey | Problem]:
+        """The keys of the selected sessions of an app, sorted, behind bad ones."""
         # Some services list the sessions of one user only.
         users = [{"user_id": each} for each in selection.users] or [{}]
         try:
@@ -588,12 +638,17 @@ class ServiceSource(BaseSource):
                 " name the users, with --user or in the Selection."
             )
             raise SourceError(message) from error
-        return sorted(
-            key
-            for each in chain.from_iterable(lists)
-            for key in [SessionKey(app_name, each.user_id, each.id)]
-            if selection.takes(key, each.last_update_time)
-        )
+        keys: list[SessionKey] = []
+        problems: list[Problem] = []
+        for each in chain.from_iterable(lists):
+            ids = app_name, each.user_id, each.id
+            try:
+                key = SessionKey(*map(partial(check_string, "An id"), ids))
+                if selection.takes(key, seconds(each.last_update_time)):
+                    keys.append(key)
+            except (InvalidInputError, MalformedError) as error:
+                problems.append(Problem(session_text(SessionKey(*ids)), str(error)))
+        return [*problems, *sorted(keys)]
 
     async def load(self, key: SessionKey) -> Session | None:
         return await self._service.get_session(**key.id)
@@ -608,7 +663,7 @@ class ServiceSource(BaseSource):
                 return state.app if user_id is None else state.user
         return {}
 
-    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
         for app_name in filter(selection.takes_app, self._apps):
             for key in await self._keys_of_app(app_name, selection):
                 yield key

@@ -117,7 +117,7 @@ class Grenade:
     __hash__ = object.__hash__
 
 
-objects = st.sampled_from(
+OBJECTS: list[Any] = (
     [None, True, False, 0, 1, -1, 2**31, 2**63 - 1, 2**63, 10**400, 1.5, -0.0]
     + [math.nan, math.inf, -math.inf, b"own", bytearray(b"own"), b"\xff", 1 + 2j]
     + [{operator: "own"} for operator in OPERATORS]
@@ -130,8 +130,9 @@ objects = st.sampled_from(
     + [object(), Grenade(), ValueError(BANG), iter(()), Word.ID, nested(9999, 1)]
 )
 """Of any type but a useful one; some are useful to some parameters."""
+objects = st.sampled_from(OBJECTS)
 
-texts = st.sampled_from(
+TEXTS: list[str] = (
     ["", " ", "\n", "\0", "own\0", "\0own", "\ud800", "own\udfff", "x" * 4096]
     + ["x" * 4097, "ä" * 4096, "x" * 10**6, "victi", "victim ", " victim", "VICTIM"]
     + [
@@ -148,6 +149,7 @@ texts = st.sampled_from(
     + ["é", *OPERATORS, Liar("someone"), Liar("own"), Word.ID, Word.KEY]
 )
 """Like the victim's, and unlike any id."""
+texts = st.sampled_from(TEXTS)
 
 ids = texts | st.text(max_size=20) | objects
 numbers = objects | st.integers() | st.floats() | texts
