@@ -1364,7 +1364,8 @@ class MongoSessionService(BaseSessionService):
         again. A session that is created meanwhile is erased as well, or stays whole; an
         append to an erased one raises ``SessionNotFoundError``. Subscriptions receive
         ``deleted`` for each session. Turns in which agents run are ended first; it
-        waits up to three seconds for them.
+        waits up to three seconds for them, and for forks of the user's sessions until
+        they have failed, up to a minute if their process has just died.
 
         Raises:
             UnknownOutcomeError: a part may be erased; call it again for the rest.

@@ -27,6 +27,7 @@ same revision.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
@@ -88,6 +89,9 @@ MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"step
 
 It changes the document each time, so that concurrent transactions conflict.
 """
+
+_FORK_PAUSE: Final = 0.1
+"""Seconds between two looks whether a fork is still being made."""
 
 PLACE_ATTEMPTS: Final = 10
 """How often an id that was found free may turn out to be taken."""
@@ -166,6 +170,15 @@ async def remove_tombstone(storage: Storage, id_: Document) -> int:
     """Remove a session's tombstone, if there is one; return how many events with it."""
     steps = removals(storage, tombstone_filter(id_))
     return sum([each.events async for each in steps])
+
+
+async def remove_reserved(storage: Storage, reservation: Document) -> None:
+    """Remove a reservation, by its filter, and what its holder has stored."""
+    with suppress(DuplicateError):  # something else is stored under the id
+        # A tombstone even if the reservation was lost: events were stored since.
+        update = Update("sessions", reservation, MAKE_TOMBSTONE, upsert=True)
+        await storage.commit(update)
+    await remove_tombstone(storage, reservation["_id"])
 
 
 async def remove_expired(storage: Storage, key: SessionKey) -> bool:
@@ -336,7 +349,7 @@ _AFTER_EVERY_EVENT: Final = SessionKey("\U0010ffff", "", "").event_id(0)
 async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> Erased:
     """Remove an app, or a user of it: sessions, states, and progress of all kinds."""
     wanted = queries.all_sessions(app_name, user_id)
-    steps = removals(storage, wanted)
+    steps = _session_removals(storage, wanted)
     first = await anext(steps)
     sessions, events = first.sessions, first.events
     owner = {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
@@ -380,6 +393,23 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
         dead_letters=letters,
         checkpoints=consumers + positions,
     )
+
+
+async def _session_removals(
+    storage: Storage, wanted: Document
+) -> AsyncIterator[Removal]:
+    """Remove all sessions, and yield each step; wait for forks that are being made.
+
+    The server may be copying events for them. Without their source they fail, or
+    expire.
+    """
+    forks = Query("sessions", {**wanted, FORK: {"$exists": True}}, fields=("_id",))
+    is_forking = True
+    while is_forking:
+        async for step in removals(storage, {**wanted, **deletable_filter(storage)}):
+            yield step
+        if is_forking := await storage.find_one(forks) is not None:
+            await asyncio.sleep(_FORK_PAUSE)
 
 
 async def _erase_from_checkpoints(storage: Storage, owner: Document) -> int:

@@ -243,9 +243,5 @@ class Fork:
 
     async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""
-        bury = deletion.MAKE_TOMBSTONE
         with suppress(MongoSessionServiceError):
-            # A tombstone even if the reservation was lost: events were copied since.
-            update = Update("sessions", self.reservation, bury, upsert=True)
-            await self.storage.commit(update)
-            await deletion.remove_tombstone(self.storage, self.target.id)
+            await deletion.remove_reserved(self.storage, self.reservation)

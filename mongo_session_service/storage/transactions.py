@@ -258,13 +258,9 @@ class Transaction:
         In a transaction, a document that is refused raises ``WriteError``; for its key,
         ``DuplicateKeyError``.
         """
-        counts: list[int] = []
         if self.client_session is None:
-            for each in statements:
-                counts.append(count := await write_single(self, each))
-                if not _is_expected(each, count):
-                    raise RefusedError
-            return counts
+            return [await write_single(self, each) for each in statements]
+        counts: list[int] = []
         for command, _, expected in commands_of(self._database, statements):
             # The driver's own methods create an object for every document of a batch.
             try:
@@ -305,6 +301,13 @@ def needs_no_transaction(statements: Sequence[Statement]) -> bool:
 
 async def write_single(tx: Transaction, statement: Statement) -> int:
     """Write one statement by the driver's own method, which repeats it once."""
+    count = await _write_by_driver(tx, statement)
+    if not isinstance(statement, Insert) and statement.expected not in {None, count}:
+        raise RefusedError
+    return count
+
+
+async def _write_by_driver(tx: Transaction, statement: Statement) -> int:
     database, options = tx._database, tx._options  # noqa: SLF001  of this file
     collection = database.collection(statement.collection)
     if isinstance(statement, Insert):
@@ -366,11 +369,6 @@ def _bulk_writes(database: Database, statement: Statement) -> list[Any]:
 def _is_whole(change: Document | Sequence[Document]) -> bool:
     """Whether an update's change is a document in place of the one that is stored."""
     return isinstance(change, dict) and not next(iter(change)).startswith("$")
-
-
-def _is_expected(statement: Statement, count: int) -> bool:
-    expected = None if isinstance(statement, Insert) else statement.expected
-    return expected in {None, count}
 
 
 class _Command(NamedTuple):

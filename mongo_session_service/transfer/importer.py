@@ -21,7 +21,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from mongo_session_service.codec.documents import COPIED_BY, INITIAL
+from mongo_session_service.codec.documents import COPIED_BY, INITIAL, REDACTIONS
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
@@ -31,7 +31,7 @@ from mongo_session_service.sessions.batch import initial_updates
 from mongo_session_service.sessions.deletion import (
     IMPORT,
     Reservations,
-    remove_some,
+    remove_reserved,
 )
 from mongo_session_service.sessions.details import ANNOUNCED, details_announcement
 from mongo_session_service.sessions.event_log import LogAtRevision
@@ -326,7 +326,9 @@ class ImportTarget(StoreTarget):
         super().__init__(storage, is_read_only=is_read_only)
         self._reservations = Reservations(IMPORT, IMPORT_LIFETIME)
         self._held: set[SessionKey] = set()
-        """The places that are reserved, and not taken yet."""
+        """The places that are reserved, or were to be, and are not taken yet."""
+        self._reserved: set[SessionKey] = set()
+        """Those of them that it has had: nobody else removes them but for good."""
         self._in_clear: set[str] = set()
         """Apps whose events are known to be stored in clear."""
 
@@ -418,6 +420,7 @@ class ImportTarget(StoreTarget):
                 renewals.append(renewal)
         inserts = [Insert("sessions", new)] if new else []
         await self._commit_apart(*inserts, *renewals)
+        self._reserved.update(each.incoming.key for each in wanted)
 
     def _check_holder(
         self, incoming: EncodedSession, found: Document | None
@@ -430,7 +433,8 @@ class ImportTarget(StoreTarget):
                 f"The target itself is forking or removing {what}. Run the import"
                 " again."
             )
-        if not incoming.is_first and holder != self._reservations.holder:
+        is_held = not incoming.is_first or incoming.key in self._reserved
+        if is_held and holder != self._reservations.holder:
             raise ConflictError(
                 f"The imported part of {what} was removed meanwhile, or another import"
                 " has taken it over. Run the import again."
@@ -482,14 +486,13 @@ class ImportTarget(StoreTarget):
             held = self._reservations.held_filter(each.key)
             updates.append(Update("sessions", held, document, expected=1))
         await self._commit_apart(*updates)
-        self._held.difference_update(each.key for each in whole)
+        for places in (self._held, self._reserved):
+            places.difference_update(each.key for each in whole)
 
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
         for key in self._held:
-            held = self._reservations.held_filter(key)
-            async for _ in remove_some(self._storage, held):
-                pass
+            await remove_reserved(self._storage, self._reservations.held_filter(key))
 
     async def _catch_up(
         self, incoming: EncodedSession, stored: Document, matched: int
@@ -601,5 +604,5 @@ def _reporting_wait(key: SessionKey) -> Iterator[None]:
 
 def _unchanged_since_read_filter(session: Document) -> Document:
     """Return the filter for a session that has not changed since it was read."""
-    same = {name: session[name] for name in ("_id", "revision", "create_time")}
-    return same | queries.NEEDS_KNOWN
+    names = ("_id", "revision", "create_time", REDACTIONS)
+    return {name: session.get(name) for name in names} | queries.NEEDS_KNOWN

@@ -85,6 +85,9 @@ async def test_a_batch_is_refused_as_a_whole(storage: Storage) -> None:
         await storage.commit(
             Insert("leases", [{"_id": 100}]), Insert("leases", [{"_id": 0}])
         )
+    for each in (missing, Delete("leases", {"_id": -1}, expected=1)):
+        with pytest.raises(RefusedError):
+            await storage.commit(each)
     assert await numbers(storage) == [*range(SOME)]
     assert await storage.find_one(Query("leases", {"n": 1})) is None
 
