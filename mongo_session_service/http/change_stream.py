@@ -14,8 +14,10 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, nullcontext, suppress
+from functools import partial
 from itertools import chain
+from sys import getsizeof
 from typing import Final, NamedTuple, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -29,12 +31,12 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
 )
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
+from mongo_session_service.http.readers import Reader, UnreadError
 from mongo_session_service.http.refusals import RETRY_SECONDS, SEE_LOG, UNAVAILABLE
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage.tasks import Pace
 
 try:
-    from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+    from sse_starlette.sse import EventSourceResponse
 except ImportError as error:
     raise ImportError(
         "Changes over HTTP need sse-starlette 3 or later:"
@@ -140,59 +142,55 @@ class StreamPlace(NamedTuple):
         return cls(revision, (partial[0], partial[1]) if partial else None)
 
 
-class PageSlot:
-    """The right to hold one of the pages of a user's sessions in memory at once."""
-
-    def __init__(self, pages: asyncio.Semaphore) -> None:
-        self._pages = pages
-        self._is_taken = False
-
-    async def take(self) -> None:
-        """Wait for a free slot."""
-        await self._pages.acquire()
-        self._is_taken = True
-
-    def give_back(self) -> None:
-        """Free the slot, if it is taken."""
-        if self._is_taken:
-            self._is_taken = False
-            self._pages.release()
-
-
-async def session_frames(
-    subscription: SessionSubscription,
-    slot: PageSlot,
-    first: Frame | None,
-    after_partial: tuple[int, int] | None,
-) -> Frames:
+class SessionFrames:
     """Everything that happens to one session, a page of its log at a time.
 
-    The slot is taken at first, and then for each page until it is sent; not for
-    changes that follow, whose readers share their text.
+    A page is held for its reader until it is sent; changes that follow share their text
+    with other readers.
     """
-    if first is not None:
-        yield [first]
-    while True:
-        if subscription.is_following:
-            slot.give_back()
-        frames, pace = [], Pace()
+
+    def __init__(
+        self,
+        subscription: SessionSubscription,
+        reader: Reader,
+        after_partial: tuple[int, int] | None,
+    ) -> None:
+        self._subscription = subscription
+        self._reader = reader
+        self._after_partial = after_partial
+
+    async def take(self) -> list[Frame]:
+        """Wait for a page, or for what happens next; nothing at the end."""
+        subscription, pace = self._subscription, Pace()
+        is_page = not subscription.is_following
+        frames = []
         async for change in subscription:
             turn, position, id_ = change.turn, change.turn_position, None
             if turn is not None and position is not None:
-                after_partial = (turn.epoch, position)
+                self._after_partial = (turn.epoch, position)
             if position is not None or change.revision is not None:
-                place = (subscription.last_revision, *(after_partial or ()))
+                place = (subscription.last_revision, *(self._after_partial or ()))
                 id_ = "-".join(map(str, place))
             frames.append(Frame(change.kind, change.json_text, id_))
             await pace.yield_to_loop()
             if not subscription.has_page:
                 break
-        else:
-            return
-        yield frames
-        if not subscription.is_following:
-            slot.give_back()
-            await slot.take()
+        if is_page:
+            await self._reader.hold(sum(getsizeof(each.data) for each in frames))
+        return frames
+
+    async def follow(self, begun: list[Frame]) -> Frames:
+        """Yield what was taken already, and whatever follows."""
+        if begun:
+            yield begun
+        while True:
+            self._reader.held = 0
+            is_page = not self._subscription.is_following
+            async with self._reader.at_work() if is_page else nullcontext():
+                frames = await self.take()
+            if not frames:
+                return
+            yield frames
 
 
 async def outlines(
@@ -211,8 +209,7 @@ async def outlines(
 class ChangeStream(EventSourceResponse):
     """Sends what its sources have until the first of them ends, or nobody may read it.
 
-    A reader is cut off that takes nothing for ``http_unread_seconds``, or less than
-    ``http_least_rate`` of what is sent together.
+    A reader that takes too little is cut off: see :class:`Reader`.
     """
 
     media_type = "text/event-stream"
@@ -222,7 +219,7 @@ class ChangeStream(EventSourceResponse):
         sources: Sequence[Frames],
         opened: AsyncExitStack,
         permit: Callable[[], Awaitable[None]],
-        limits: Limits,
+        reader: Reader,
         actions: Sequence[str] = (),
     ) -> None:
         """Ask for the permission again at each heartbeat; it raises if there is none.
@@ -234,24 +231,25 @@ class ChangeStream(EventSourceResponse):
         self._sources = sources
         self._opened = opened
         self._permit = permit
-        self._limits = limits
-        self._heartbeat = limits.http_heartbeat_seconds
+        self._reader = reader
+        self._heartbeat = reader.limits.http_heartbeat_seconds
         self._permitted_until = time.monotonic() + self._heartbeat
         super().__init__(
             self._pieces(),
             headers={"Permitted-Actions": ", ".join(actions)} if actions else {},
             ping=_NEVER,
-            send_timeout=limits.http_unread_seconds,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
         is_unread = False
         try:
-            await super().__call__(scope, receive, send)
-        except* SendTimeoutError:
+            in_time = partial(self._reader.send, send)
+            await super().__call__(scope, receive, in_time)
+        except* UnreadError:
             is_unread = True
         finally:
+            self._reader.held = 0
             # The generator does not run if the client left before the first piece.
             await self._opened.aclose()
         if is_unread:
@@ -272,15 +270,9 @@ class ChangeStream(EventSourceResponse):
         try:
             async with aclosing(self._ready_frames()) as ready:
                 async for frames in ready:
-                    spare = self._limits.http_unread_seconds
                     for piece in pieces_of(frames) if frames else [heartbeat + b"\n"]:
                         await self._recheck_permission()
-                        sent, began = piece, time.monotonic()
-                        yield sent
-                        spare -= time.monotonic() - began
-                        spare += len(piece) / self._limits.http_least_rate
-                        if spare < 0:
-                            raise SendTimeoutError
+                        yield (sent := piece)
         except MongoSessionServiceError as error:
             logger.info("A client's stream ends. %s", error)
             yield closing_error_event(*reason_of(error))

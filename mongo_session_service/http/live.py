@@ -19,6 +19,7 @@ from typing_extensions import override
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.http.change_stream import ChangeStream
+from mongo_session_service.http.readers import Reader, Readers
 from mongo_session_service.http.refusals import (
     Authorize,
     add_error_handlers,
@@ -263,7 +264,8 @@ class AllSessions(SessionResources):
         async with AsyncExitStack() as opening:
             may_show = partial(self.permission.permits, request, action="read")
             outlines = await self.open_outlines(scope, query, may_show, opening)
-            return ChangeStream([outlines], opening.pop_all(), permit, self.limits)
+            reader = Reader(Readers(self.limits))
+            return ChangeStream([outlines], opening.pop_all(), permit, reader)
 
     async def _permitted_rows(
         self, request: Request, rows: list[dict[str, Any]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -55,11 +54,11 @@ from mongo_session_service.http.change_stream import (
     ChangeStream,
     Frame,
     Frames,
-    PageSlot,
+    SessionFrames,
     StreamPlace,
     outlines,
-    session_frames,
 )
+from mongo_session_service.http.readers import Reader, Readers, UnreadError
 from mongo_session_service.http.refusals import (
     LATER,
     NO_STORE,
@@ -71,7 +70,6 @@ from mongo_session_service.http.refusals import (
     at_once,
 )
 from mongo_session_service.model import results
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import (
@@ -340,8 +338,8 @@ def sessions_router(
     asked. What is sent is the public view, as ADK's own server sends it: see
     :attr:`Change.json_text`. Requests are refused with problem details (RFC 9457):
     403, whatever exists, if ``authorize`` returns False; 404; 413; 415; 422; 503 with
-    ``Retry-After`` while MongoDB is away, or a user's clients have not read other
-    answers. Unknown query parameters are ignored. Writes need an ``Origin`` of the same
+    ``Retry-After`` while MongoDB is away, or too much is read of a session at once.
+    Unknown query parameters are ignored. Writes need an ``Origin`` of the same
     host, or the header ``X-Requested-With``, which no form can send.
 
     Args:
@@ -395,7 +393,7 @@ class SessionResources:
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
         self.permission = PermissionChecker(authorize, seconds, within)
-        self._pages: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = (
+        self._readers: WeakValueDictionary[tuple[str, str], Readers] = (
             WeakValueDictionary()
         )
 
@@ -461,14 +459,19 @@ class SessionResources:
         asked["config"] = GetSessionConfig(
             num_recent_events=query.num_recent_events, after_timestamp=since
         )
-        async with self.read_in_time(key) as slot:
-            if revision is None:
-                session = await self.service.get_session(**asked)
-            else:
-                session = await self.service.get_session_at(**asked, revision=revision)
+        async with self.reading(key) as reader:
+            async with self.answer_in_time():
+                if revision is None:
+                    session = await self.service.get_session(**asked)
+                else:
+                    session = await self.service.get_session_at(
+                        **asked, revision=revision
+                    )
             if session is None:
                 raise session_not_found_error(key.session_id)
-            return SlowReaderResponse(await session_json(session), slot, self.limits)
+            text = await session_json(session)
+            await reader.hold(len(text))
+        return SlowReaderResponse(text, reader)
 
     async def list_events(
         self, key: Key, query: Annotated[EventQuery, Query()]
@@ -476,11 +479,11 @@ class SessionResources:
         """Lists a session's events, a page at a time."""
         shown: list[bytes] = []
         size, has_more, pace = 0, False, Pace()
-        async with self.read_in_time(key) as slot:
+        async with self.reading(key) as reader:
             found = self.service.iter_events(
                 **key.id, **query.model_dump() | {"limit": query.limit + 1}
             )
-            async with aclosing(found):
+            async with self.answer_in_time(), aclosing(found):
                 async for revision, event in found:
                     if len(shown) == query.limit or size > self.limits.http_page_bytes:
                         has_more = True
@@ -491,7 +494,8 @@ class SessionResources:
                     size += len(shown[-1])
                     await pace.yield_to_loop()
             text = text_with_events({"has_more": has_more}, shown)
-            return SlowReaderResponse(text, slot, self.limits)
+            await reader.hold(len(text))
+        return SlowReaderResponse(text, reader)
 
     async def update_session(self, key: Key, update: SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
@@ -571,10 +575,8 @@ class SessionResources:
         permit = partial(self.permission.require, request, key, "read")
         actions = await self.permission.permitted_actions(request, key, "read")
         async with AsyncExitStack() as opening:
-            content = await self.open_content(key, query, place, opening)
-            return ChangeStream(
-                [content], opening.pop_all(), permit, self.limits, actions
-            )
+            content, reader = await self.open_content(key, query, place, opening)
+            return ChangeStream([content], opening.pop_all(), permit, reader, actions)
 
     async def stream_user(
         self,
@@ -606,7 +608,8 @@ class SessionResources:
             return shown != key
 
         actions: list[Action] = []
-        content: list[Frames] = []
+        sources: list[Frames] = []
+        reader = Reader(Readers(self.limits))
         gone = None
         if key is None:
             await permit()
@@ -616,7 +619,10 @@ class SessionResources:
         async with AsyncExitStack() as opening:
             if key is not None:
                 try:
-                    content = [await self.open_content(key, query, place, opening)]
+                    content, reader = await self.open_content(
+                        key, query, place, opening
+                    )
+                    sources = [content]
                 except SessionNotFoundError:
                     if place is None:
                         raise
@@ -626,7 +632,7 @@ class SessionResources:
                     )
             others = await self.open_outlines(scope, query, is_other, opening, gone)
             return ChangeStream(
-                [others, *content], opening.pop_all(), permit, self.limits, actions
+                [others, *sources], opening.pop_all(), permit, reader, actions
             )
 
     async def open_content(
@@ -635,7 +641,7 @@ class SessionResources:
         start: StreamStart,
         place: StreamPlace | None,
         opening: AsyncExitStack,
-    ) -> Frames:
+    ) -> tuple[Frames, Reader]:
         """Open the stream of a session, and read what it begins with.
 
         A client that comes back goes on after its place; if the session has not come to
@@ -645,39 +651,42 @@ class SessionResources:
             raise InvalidInputError("Give history or after_revision, not both.")
         after = start.after_revision if place is None else place.revision
         log_begins = 0
-        slot = await self.take_page_slot(key)
-        opening.callback(slot.give_back)
-        while True:
-            from_start = start.history == "all" and after is None
-            partial_place = place.partial if place and start.partials else None
-            subscription = self.service.watch(
-                *key,
-                after_revision=log_begins if from_start else after,
-                max_bytes=self.limits.http_unread_bytes,
-                partials=start.partials,
-                after_partial=partial_place,
-            )
-            try:
-                async with self.answer_in_time():
-                    await opening.enter_async_context(subscription)
-                break
-            except InvalidInputError as error:
-                if from_start and isinstance(error, TrimmedError):
-                    log_begins = error.log_begins
-                elif place is not None:
-                    place = after = None
-                else:
-                    raise
-        first = None
-        if from_start:
-            # After the subscription: if the session is recreated in between, the
-            # subscription delivers ``deleted``.
-            async with self.answer_in_time(), self.service.watch(*key) as changes:
-                snapshot = await anext(changes)
-            # Without an id: a client could not resume from it.
-            first = Frame(snapshot.kind, snapshot.json_text)
-        subscription = cast("SessionSubscription", subscription)
-        return session_frames(subscription, slot, first, partial_place)
+        async with self.reading(key) as reader:
+            while True:
+                from_start = start.history == "all" and after is None
+                partial_place = place.partial if place and start.partials else None
+                subscription = self.service.watch(
+                    *key,
+                    after_revision=log_begins if from_start else after,
+                    max_bytes=self.limits.http_unread_bytes,
+                    partials=start.partials,
+                    after_partial=partial_place,
+                )
+                try:
+                    async with self.answer_in_time():
+                        await opening.enter_async_context(subscription)
+                    break
+                except InvalidInputError as error:
+                    if from_start and isinstance(error, TrimmedError):
+                        log_begins = error.log_begins
+                    elif place is not None:
+                        place = after = None
+                    else:
+                        raise
+            subscription = cast("SessionSubscription", subscription)
+            content = SessionFrames(subscription, reader, partial_place)
+            begun: list[Frame] = []
+            async with self.answer_in_time():
+                if from_start:
+                    # After the subscription: if the session is recreated in between,
+                    # the subscription delivers ``deleted``.
+                    async with self.service.watch(*key) as changes:
+                        snapshot = await anext(changes)
+                    # Without an id: a client could not resume from it.
+                    begun.append(Frame(snapshot.kind, snapshot.json_text))
+                if not subscription.is_following:
+                    begun += await content.take()
+        return content.follow(begun), reader
 
     async def open_outlines(
         self,
@@ -744,32 +753,19 @@ class SessionResources:
         found = await search.find_by_id(backend.storage, app_name, user_id, session_id)
         return [summary_fields(each) for each in found]
 
-    def page_slot(self, key: SessionKey) -> PageSlot:
-        """Return one of the slots, not taken yet, for pages of a user's sessions."""
-        pages = asyncio.Semaphore(self.limits.http_user_pages)
-        return PageSlot(self._pages.setdefault(key[:2], pages))
-
-    async def take_page_slot(self, key: SessionKey) -> PageSlot:
-        """Wait until more may be read of a user's sessions, or refuse the request."""
-        slot = self.page_slot(key)
-        try:
-            async with asyncio.timeout(self.limits.http_answer_seconds):
-                await slot.take()
-        except TimeoutError:
-            why = "Other answers about this user's sessions have not been read yet."
-            raise HTTPException(503, why, LATER) from None
-        return slot
-
     @asynccontextmanager
-    async def read_in_time(self, key: SessionKey) -> AsyncIterator[PageSlot]:
-        """Limit a read's time, and yield a page slot, which is freed if it fails."""
-        slot = await self.take_page_slot(key)
-        try:
-            async with self.answer_in_time():
-                yield slot
-        except BaseException:
-            slot.give_back()
-            raise
+    async def reading(self, key: SessionKey) -> AsyncIterator[Reader]:
+        """Wait until more may be read of a user's sessions, or refuse the request."""
+        readers = self._readers.setdefault(key[:2], Readers(self.limits))
+        reader = Reader(readers, key.session_id)
+        async with AsyncExitStack() as working:
+            try:
+                async with asyncio.timeout(self.limits.http_answer_seconds):
+                    await working.enter_async_context(reader.at_work())
+            except TimeoutError:
+                why = "Too much is read of this session, or this user's, at once."
+                raise HTTPException(503, why, LATER) from None
+            yield reader
 
     @asynccontextmanager
     async def answer_in_time(self) -> AsyncIterator[None]:
@@ -794,39 +790,32 @@ def json_response(fields: Mapping[str, object] | None, status: int = 200) -> Res
 
 
 class SlowReaderResponse(Response):
-    """Sends its body in pieces, so that its memory is freed as the client reads.
-
-    A client that reads slower than ``http_least_rate`` is disconnected.
-    """
+    """Sends its body in pieces, since a server buffers whatever it receives."""
 
     media_type = "application/json"
 
-    def __init__(self, text: bytes | bytearray, slot: PageSlot, limits: Limits) -> None:
+    def __init__(self, text: bytes | bytearray, reader: Reader) -> None:
         super().__init__(None, headers=NO_STORE)
         self._text = text
-        self._slot = slot
-        self._limits = limits
+        self._reader = reader
 
     @override
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Send it in pieces, since a server buffers whatever it receives."""
+        """Send it, and free its memory."""
         del self.headers["content-length"]
         start = {"type": "http.response.start", "status": self.status_code}
         body: Message = {"type": "http.response.body"}
-        patience = spare = self._limits.http_unread_seconds
+        in_time = partial(self._reader.send, send)
         try:
-            await send({**start, "headers": self.raw_headers})
+            await in_time({**start, "headers": self.raw_headers})
             for at in range(0, len(self._text), PIECE):
-                piece, began = bytes(self._text[at : at + PIECE]), time.monotonic()
-                async with asyncio.timeout(min(patience, spare)):
-                    await send({**body, "body": piece, "more_body": True})
-                spare -= time.monotonic() - began
-                spare += len(piece) / self._limits.http_least_rate
-        except TimeoutError:
+                piece = bytes(self._text[at : at + PIECE])
+                await in_time({**body, "body": piece, "more_body": True})
+        except UnreadError:
             logger.info("A client's answer ends. It did not read.")
         finally:
             self._text = b""
-            self._slot.give_back()
+            self._reader.held = 0
         await send({**body, "body": b""})
 
 
