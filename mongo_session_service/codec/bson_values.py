@@ -13,8 +13,9 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from bson import Int64
 from pydantic_core import to_jsonable_python
@@ -43,6 +44,7 @@ _ENDLESS: Final = ("Maximum serialization depth", "Circular reference")
 SCALARS: Final = {str, int, float, bool, type(None)}
 _CONTAINERS: Final = {dict, list, tuple}
 _AS_THEY_ARE: Final = {float, bool, bytes, type(None)}
+_BYTES_LIKE: Final = (bytes, bytearray, memoryview)
 _INT64: Final = range(-(2**63), 2**63)
 _ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("$", "%24"), ("\0", "%00"))
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -90,7 +92,7 @@ def unescape_key(name: str) -> str:
 def encode_value(value: Any, depth: int = 0) -> Any:
     """Encode a JSON value, or bytes, exactly in BSON: native or wrapped.
 
-    Anything else is stored in its :func:`json_form`.
+    What is like bytes is stored as bytes, anything else in its :func:`json_form`.
     """
     kind = type(value)
     if kind is str:
@@ -110,7 +112,10 @@ def encode_value(value: Any, depth: int = 0) -> Any:
             else encode_value(item, depth + 1)
             for item in value
         ]
-    return encode_value(json_form(value), depth)
+    if isinstance(value, _BYTES_LIKE):
+        with suppress(ValueError):  # a view that was released
+            return memoryview(value).tobytes()
+    return encode_value(_json_text_form(value), depth)
 
 
 def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     encoded = {}
     for key, item in value.items():
         if type(key) is not str:
-            return _encode_dict(json_form(value), depth)
+            return _encode_dict(_json_text_form(value), depth)
         if not key.isidentifier() and _is_odd(key, value):
             return _wrap(value)
         # What most items are, without a call for each, as in a list.
@@ -216,21 +221,27 @@ def is_plain(encoded: bytes | memoryview) -> bool:
     return _CHANGED.search(encoded) is None
 
 
-def json_form(value: Any, where: str = "An event") -> Any:
+def json_form(
+    value: Any,
+    where: str = "An event",
+    *,
+    bytes_mode: Literal["utf8", "base64"] = "utf8",
+) -> Any:
     """Return the form that ADK's SQL service would store for a value.
 
-    JSON stays as it is; dates, sets, models and UTF-8 bytes become what pydantic makes
-    of them; a function or an open file becomes text, and a warning names ``where``.
+    JSON stays as it is; dates, sets, models and bytes become what pydantic makes of
+    them; a function or an open file becomes text, and a warning names ``where``. That
+    service stores bytes of state as UTF-8, and those of events as base64.
     """
     try:
-        return to_jsonable_python(value)
+        return to_jsonable_python(value, bytes_mode=bytes_mode)
     except UnicodeDecodeError:
         raise InvalidInputError("it holds bytes that are not UTF-8") from None
     except Exception:  # noqa: BLE001  a value's own code may raise anything
         if is_json(value):  # deeper, or with stranger keys, than pydantic takes
             return value
     try:
-        form = to_jsonable_python(value, serialize_unknown=True)
+        form = to_jsonable_python(value, serialize_unknown=True, bytes_mode=bytes_mode)
     except Exception as error:  # noqa: BLE001
         # No text is asked of errors that the value's own code may have made.
         is_endless = type(error) is ValueError and str(error).startswith(_ENDLESS)
@@ -271,7 +282,7 @@ def is_json(value: Any) -> bool:
 
 def _wrap(value: Any) -> dict[str, Any]:
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_json_inside_wrapper)
+        text = json.dumps(value, ensure_ascii=False, default=_json_text_form)
     except InvalidInputError:
         raise
     except (TypeError, ValueError, RecursionError):  # may quote the value
@@ -284,10 +295,9 @@ def _wrap(value: Any) -> dict[str, Any]:
     return {WRAPPER: text if is_text else text.encode("utf-8", "surrogatepass")}
 
 
-def _json_inside_wrapper(value: Any) -> Any:
-    if isinstance(value, bytes):
-        raise InvalidInputError("it holds bytes in a part that has to become text")
-    return json_form(value)
+def _json_text_form(value: Any) -> Any:
+    """The JSON form of what an event holds, where bytes cannot stay as they are."""
+    return json_form(value, bytes_mode="base64")
 
 
 def _unwrap(text: str | bytes) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 
 import bson
 import pytest
+from bson import Binary
 from bson.codec_options import CodecOptions
+from google.genai.types import FunctionResponse
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -158,6 +160,25 @@ def test_functions_are_stored_as_text(caplog: pytest.LogCaptureFixture) -> None:
     assert form == {"f": "<built-in function print>", "secret": "hunter2"}
     assert "State key 'k'" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1: b"\xff>>??"}, {b"\xff": 1}, {b"abc"}, {"%json": [b"\xff"]}],
+    ids=["key", "bytes as key", "set", "wrapped"],
+)
+def test_bytes_where_bson_has_none_become_the_text_that_adk_stores(value: Any) -> None:
+    """In an event: keys, sets and what has to be JSON, as in ADK's SQL service."""
+    response = FunctionResponse(name="f", response={"k": value})
+    theirs = response.model_dump(mode="json")["response"]["k"]
+    assert decode_value(encode_value(value)) == theirs
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, Binary])
+def test_what_is_like_bytes_is_stored_as_bytes(kind: Any) -> None:
+    """Binary, wherever it is in an event."""
+    stored = encode_value({"k": [kind(b"\xff")]})
+    assert identical(stored, {"k": [b"\xff"]})
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:
