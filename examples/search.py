@@ -38,9 +38,14 @@ async def handle(change: Change) -> None:
         await texts.delete_many(of_log(key) | {"event_id": change.event.id})
     elif change.kind == "deleted":
         await texts.delete_many(of_log(key))
+        copies = database["events"].find(
+            of_log(key) | {"copied_by": "fork"}, {"_id": 1}
+        )
+        copied = {each["_id"]["revision"] async for each in copies}
         with suppress(SessionNotFoundError):  # unless there is a new one of this id
             async for revision, event in service.iter_events(**key.id):
-                await keep(key, revision, event)
+                if revision not in copied:
+                    await keep(key, revision, event)
 
 
 async def keep(key: SessionKey, revision: int, event: Event) -> None:

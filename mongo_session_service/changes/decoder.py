@@ -78,10 +78,11 @@ class ChangeRecord:
     owner: tuple[str, ...]
     """The app, the user or the session that it concerns."""
     content: Document
-    """Of an event and of a session the ``document``; of an update the ``details`` and
-    the calls that are ``waiting``; of shared state the ``delta``, keys prefixed by
-    scope, empty if no value has changed; of a snapshot the ``document`` of the session,
-    or the one before its log, and the ``shared`` ones of its app and user."""
+    """Of an event and of a session the ``document``; of an update the ``details``, the
+    calls that are ``waiting``, and when the session was ``created``; of shared state
+    the ``delta``, keys prefixed by scope, empty if no value has changed; of a snapshot
+    the ``document`` of the session, or the one before its log, and the ``shared`` ones
+    of its app and user."""
     time: float = 0.0
     """When it was committed, as far as the content has no time."""
     hooks: Hooks = field(default=NO_HOOKS, repr=False, compare=False)
@@ -344,6 +345,7 @@ def updated_record(
     content = {
         "details": Details.from_document(document).to_document(),
         "waiting": waiting,
+        "created": document.get("create_time"),
     }
     return ChangeRecord("updated", key, content, time, hooks)
 

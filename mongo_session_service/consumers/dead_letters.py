@@ -181,6 +181,8 @@ def _letter_id(consumer: str, record: ChangeRecord) -> Document:
             return {**id_, "revision": begins, "time": document["create_time"]}
         case "created":
             return {**id_, "time": document["create_time"]}
+        case "updated":
+            return {**id_, "created": record.content["created"], "time": record.time}
         case _:
             return {**id_, "time": record.time}
 
@@ -231,7 +233,9 @@ def _stored_at(id_: Document, owner: tuple[str, ...]) -> tuple[str, Document]:
         case "created":
             return "sessions", {"_id": name, "create_time": id_["time"]}
         case "updated":
-            return "sessions", {"_id": name, "revision": {"$exists": True}}
+            # Of the session that was updated, and no later one of its id.
+            created = id_.get("created") or {"$exists": True}
+            return "sessions", {"_id": name, "create_time": created}
         case _ if len(owner) == 1:
             return "app_states", {"_id": owner[0]}
         case _:

@@ -20,8 +20,8 @@ from mongo_session_service.storage.statements import (
 )
 from mongo_session_service.storage.transactions import Transaction
 
-ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
-"""The fields of a session that subscribers receive when one of them is changed."""
+ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS, "create_time")
+"""The fields of a session that are announced when one of them is changed."""
 
 
 async def update_details(

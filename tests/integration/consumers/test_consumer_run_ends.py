@@ -280,3 +280,61 @@ async def test_a_read_that_comes_back_while_the_name_is_released_ends_the_run(
         await consumer.close()
     async with asyncio.timeout(PATIENCE):
         await running
+
+
+async def test_a_dead_letter_is_not_repeated_onto_a_later_session(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Only its deletion is, of all that was changed in the session before."""
+    consumer = service.consumer("c", updates=True)
+
+    def fail(_: Change) -> None:
+        raise ValueError
+
+    letters = admin[database].dead_letters
+    running = asyncio.create_task(consumer.run(fail, max_attempts=1))
+    await begun(service)
+    session = await create(service)
+    await append(service, session)
+    await service.update_session(**SESSION, title="former")
+    await until(lambda: letters.count_documents({}) == 3)
+    await service.delete_session(**SESSION)
+    await until(lambda: letters.count_documents({}) == 4)
+    await consumer.end()
+    await running
+    await append(service, await create(service))
+    await service.update_session(**SESSION, title="later")
+
+    repeated: list[str] = []
+    again = service.consumer("c")
+    assert await again.replay_dead_letters(lambda it: repeated.append(it.kind)) == 1
+    assert repeated == ["deleted"]
+    assert letters.count_documents({}) == 0
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_a_session_made_anew_is_handled_like_another(
+    service: MongoSessionService, *, transactional: bool
+) -> None:
+    """Its revisions begin again; each reader goes on after the change before."""
+    async with service.consumer("c", start="now"):
+        pass
+    ids = []
+    for _ in range(3):
+        session = await create(service)
+        await append(service, session)
+        ids.append(session.events[0].id)
+        await service.delete_session(**SESSION)
+
+    handled: list[tuple[str, str | None]] = []
+    for _ in range(9):
+        consumer = service.consumer("c")
+
+        async def handler(change: Change, *_: Any) -> None:
+            handled.append((change.kind, change.event and change.event.id))
+            await consumer.close()  # noqa: B023  called in this pass
+
+        async with asyncio.timeout(PATIENCE):
+            await consumer.run(handler, transactional=transactional)
+    one = [[("created", None), ("appended", it), ("deleted", None)] for it in ids]
+    assert handled == [*one[0], *one[1], *one[2]]
