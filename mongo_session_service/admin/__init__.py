@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 
 if TYPE_CHECKING:
-    from mongo_session_service.admin import positions, stored_contents  # noqa: F401
+    from mongo_session_service.admin import (  # noqa: F401
+        positions,
+        sizes,
+        stored_contents,
+    )
     from mongo_session_service.admin.doctor import Finding, Status, examine
 
 __all__ = [
@@ -23,7 +27,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import what needs a service on first use: roles need no ADK, which is slow."""
-    if name in {"stored_contents", "positions"}:  # which the command line uses
+    if name in {"stored_contents", "positions", "sizes"}:  # which the command line uses
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

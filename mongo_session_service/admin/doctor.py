@@ -275,15 +275,11 @@ async def _shard_keys(storage: Storage) -> dict[str, Document | None]:
         collection = f"{storage.prefix}{name}"
         where = {"_id": f"{storage.database.name}.{collection}"}
         command = {"find": "collections", "filter": where, "limit": 1}
-        (*found,) = _first_batch(await storage.command(command, database="config"))
+        reply = await storage.command(command, database="config")
+        found: list[Document] = reply["cursor"]["firstBatch"]
         is_whole = not found or found[0].get("unsplittable", False)
         keys[collection] = None if is_whole else found[0]["key"]
     return keys
-
-
-def _first_batch(reply: Document) -> list[Document]:
-    documents: list[Document] = reply["cursor"]["firstBatch"]
-    return documents
 
 
 async def _check_transactions(storage: Storage) -> Finding:
@@ -346,13 +342,7 @@ async def _check_oplog(storage: Storage) -> Finding:
     window = await storage.oplog_window()
     if window is None:
         return judge_oplog(None, 0)
-    stages = [
-        {"$collStats": {"storageStats": {}}},
-        {"$project": {"storageStats": 1}},
-    ]
-    command = {"aggregate": "oplog.rs", "pipeline": stages, "cursor": {}}
-    (found,) = _first_batch(await storage.command(command, database="local"))
-    held = found["storageStats"]
+    held = await server.storage_stats(storage, "oplog.rs", "local")
     return judge_oplog(window, held["size"] / held["maxSize"])
 
 

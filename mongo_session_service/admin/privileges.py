@@ -69,11 +69,16 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
     },
     "import": {("imports",): _CHANGE},
     "erase": {(*_SHARED, "checkpoints", "leases", "imports"): ("remove",)},
+    "storage": {
+        ("sessions", "events", "user_states", "metadata"): ("find",),
+        _EVERY: ("listCollections", "collStats"),
+    },
 }
 """The actions that each group of features needs on some collections. ``sessions`` are
 ADK's methods and what belongs to them, ``changes`` live subscriptions and consumers,
 ``setup`` creates collections, ``erase`` leaves nothing of users and apps. Imports need
-``sessions``, too, and erasing ``sessions`` and ``changes``."""
+``sessions``, too, and erasing ``sessions`` and ``changes``. ``storage`` is the command
+of that name."""
 
 
 def needs(features: Iterable[str], database: str, prefix: str = "") -> list[Privilege]:

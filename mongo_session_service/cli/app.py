@@ -29,7 +29,7 @@ from mongo_session_service.cli.change_commands import (
 )
 from mongo_session_service.cli.consumer_commands import consumers
 from mongo_session_service.cli.follow_commands import live, turns, watch
-from mongo_session_service.cli.inspect_commands import sessions, show
+from mongo_session_service.cli.inspect_commands import sessions, show, storage
 from mongo_session_service.cli.server_commands import (
     doctor,
     grants,
@@ -57,7 +57,7 @@ Exit codes:
 """
 
 _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
-    "Look at sessions": (sessions, show, turns, watch, live),
+    "Look at sessions": (sessions, show, storage, turns, watch, live),
     "Change sessions": (set_session, fork, redact, trim, prune, erase),
     "Move sessions": (import_, verify_, export_),
     "Run MongoDB": (setup, grants, doctor, shard, mongod),

@@ -1,4 +1,4 @@
-"""Sessions, events and changes in words; the commands ``sessions`` and ``show``."""
+"""Sessions, events, sizes in words; commands ``sessions``, ``show``, ``storage``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +48,7 @@ _NAME: Final = 13
 """Columns of an author, so that texts begin in one of their own."""
 _UNITS: Final = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
+_THOUSAND: Final = 1000
 _LONG: Final = 500
 """Characters shown of a tool's arguments or answer, or of a value of state."""
 
@@ -228,6 +230,71 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
         "EVENTS": styled(f"{summary.event_count:,}"),
         "UPDATED": styled(f"{duration_text(since)} ago"),
     }
+
+
+@click.command()
+@options.uri_argument
+@click.option("--app", help="Only this app.")
+@options.as_json
+@options.with_address
+async def storage(address: options.ServiceAddress, app: str | None) -> None:
+    """Shows what the collections take on disk, and what could be removed.
+
+    Bytes are those of MongoDB's files, compressed, and of an app its share by number;
+    the average is that of a document before. What `prune` and `trim` would give back is
+    estimated: sessions are read once, and a sample of the events. MongoDB uses that
+    space again, and returns it to the disk when an administrator runs `compact`.
+
+    \b
+    Example:
+      mongo-session-service storage --app my_app
+    """
+    async with address.open_service() as service:
+        collections, removable = await admin.sizes.measure(service, app)
+    if terminal.shared_options().json:
+        for row in (*map(asdict, collections), *map(asdict, removable)):
+            terminal.show_json(row)
+        return
+    if not collections:
+        terminal.print_remark(f"Nothing is stored in {address.location}.")
+        return
+    terminal.show(
+        terminal.table(
+            [
+                {
+                    "COLLECTION": styled(each.collection, "bold"),
+                    "DOCUMENTS": styled(f"{each.documents:,}"),
+                    "DISK": styled(size_text(each.bytes)),
+                    "INDEXES": styled(size_text(each.index_bytes)),
+                    "AVERAGE": styled(size_text(each.average)),
+                }
+                for each in collections
+            ]
+        )
+    )
+    if rows := [each for each in removable if each.documents]:
+        click.echo()
+        terminal.show(
+            terminal.table(
+                [
+                    {
+                        "WOULD BE REMOVED BY": styled(each.command, "bold"),
+                        "DOCUMENTS": styled(f"{each.documents:,}"),
+                        "DISK": styled(size_text(each.bytes)),
+                    }
+                    for each in rows
+                ]
+            )
+        )
+
+
+def size_text(size: float) -> str:
+    """Write a number of bytes as people do: ``12.3 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < _THOUSAND:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _THOUSAND
+    return f"{size:.1f} TB"
 
 
 @click.command()

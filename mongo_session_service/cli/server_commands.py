@@ -178,7 +178,8 @@ def grants(features: list[str], name: str | None) -> None:
     It is a script for mongosh, and can be run again. "sessions" is what an agent needs;
     "changes" is for watching and consumers, which read the whole database; "setup"
     creates collections and indexes; "import" imports other stores, together with
-    "sessions"; "erase" is for delete_user and delete_app, together with both.
+    "sessions"; "erase" is for delete_user and delete_app, together with both; "storage"
+    for the command of that name.
 
     \b
     Example:

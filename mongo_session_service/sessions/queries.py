@@ -89,13 +89,14 @@ BY_SESSION: Final = {
 }
 """The stage that finds the ``_id`` of each session some events are of."""
 
-_LENGTH: Final = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
+LENGTH: Final = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
+"""The number of a session's events, computed by the server."""
 
 COUNT_STAGE: Final = {
     "$group": {
         "_id": None,
         "sessions": {"$sum": {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}},
-        "events": {"$sum": _LENGTH},
+        "events": {"$sum": LENGTH},
     }
 }
 """The stage that counts sessions and their events."""

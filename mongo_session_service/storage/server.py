@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -48,6 +49,13 @@ _REASONS: Final = {
     86: "another index of that name exists, and is not changed",
 }
 _NAMESPACE_EXISTS: Final = 48
+_OPTIONS_REFUSED: Final = {2, 72, 8000}
+"""By a server with another storage engine, or by Atlas of a small cluster."""
+_ZSTD: Final = {"wiredTiger": {"configString": "block_compressor=zstd"}}
+_COMPRESSED: Final = {
+    "storageEngine": _ZSTD,
+    "indexOptionDefaults": {"storageEngine": _ZSTD},
+}
 _PRIMARY_ONLY: Final = WriteConcern(w=1)
 """Whoever creates something writes to a document after it: a majority confirms that,
 and by the order of the oplog all that came before."""
@@ -190,20 +198,49 @@ async def count_documents(storage: Storage, collection: str) -> int:
     return await _repeat(storage, counted)
 
 
-async def create_collection(storage: Storage, collection: str) -> None:
-    options: dict[str, Any] = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
+async def storage_stats(
+    storage: Storage, collection: str, database: str = ""
+) -> Counter[str]:
+    """Return what a collection takes: each figure by MongoDB's name, of all shards.
 
-    async def create() -> None:
+    One of another database is named without the service's prefix.
+    """
+    name = collection if database else storage.prefix + collection
+    stages = [{"$collStats": {"storageStats": {}}}, {"$project": {"storageStats": 1}}]
+    command = {"aggregate": name, "pipeline": stages, "cursor": {}}
+    reply = await storage.command(command, database=database)
+    total = Counter[str]()
+    for each in reply["cursor"]["firstBatch"]:
+        total.update(
+            {k: it for k, it in each["storageStats"].items() if isinstance(it, int)}
+        )
+    return total
+
+
+async def create_collection(
+    storage: Storage, collection: str, *, compressed: bool = False
+) -> None:
+    """Create a collection, if it is not there.
+
+    If it is to be ``compressed``, it and its indexes are, as far as the server can:
+    harder than by default, or at all.
+    """
+    name, options = storage.prefix + collection, dict[str, Any]()
+    if not storage.is_mock:
+        options = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
+
+    async def create(**more: Any) -> None:
         with suppress(CollectionInvalid):
             try:
-                await storage.database.create_collection(
-                    storage.prefix + collection, **({} if storage.is_mock else options)
-                )
+                await storage.database.create_collection(name, **options, **more)
             except OperationFailure as error:
-                if error.code != _NAMESPACE_EXISTS:
+                if error.code in _OPTIONS_REFUSED and more:
+                    await create()
+                elif error.code != _NAMESPACE_EXISTS:
                     raise
 
-    await _repeat(storage, create)
+    more = _COMPRESSED if compressed and not storage.is_mock else {}
+    await _repeat(storage, partial(create, **more))
 
 
 async def create_indexes(

@@ -27,6 +27,7 @@ from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import Change, MongoSessionService, NotAuthorizedError
 from mongo_session_service.admin.privileges import FEATURES, Privilege, needs
+from mongo_session_service.admin.sizes import measure
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.partials import partial_document
 from mongo_session_service.transfer import (
@@ -53,6 +54,7 @@ BESIDES = {
     "setup": [],
     "import": ["sessions"],
     "erase": ["sessions", "changes"],
+    "storage": [],
 }
 """What a feature's user is granted as well, because nobody has the feature alone."""
 
@@ -161,6 +163,11 @@ async def use_setup(service: MongoSessionService) -> None:
     await service.setup()
 
 
+async def use_storage(service: MongoSessionService) -> None:
+    for app_name in (None, "app"):
+        await measure(service, app_name)
+
+
 async def use_import(service: MongoSessionService) -> None:
     old = InMemorySessionService()
     await fill(old)
@@ -188,6 +195,7 @@ USES: dict[str, Callable[[MongoSessionService], Awaitable[None]]] = {
     "setup": use_setup,
     "import": use_import,
     "erase": use_erase,
+    "storage": use_storage,
 }
 
 
