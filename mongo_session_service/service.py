@@ -774,8 +774,9 @@ class MongoSessionService(BaseSessionService):
 
         A turn is abandoned when its process has ended, or is paused for long. The
         calls that it has left open are answered with an error, so that the session can
-        go on; those that wait for a person stay open. The next turn of the session does
-        so too. Any number of processes may call this.
+        go on; those that wait for a person stay open. Where only the answer is missing,
+        an event marks that. The next turn of the session does so too. Any number of
+        processes may call this.
 
         Args:
             runner: The runner, built with this service.
@@ -791,6 +792,7 @@ class MongoSessionService(BaseSessionService):
                 ):
                     key = SessionKey(each.app_name, each.user_id, each.session_id)
                     turn = Turn(self._turns, key, 0)
+                    turn.root_agent_name = runner.agent.name
                     # Unless others were faster.
                     with suppress(TimeoutError, SessionNotFoundError):
                         if resume:
@@ -1423,8 +1425,9 @@ class MongoSessionService(BaseSessionService):
                 ``SlowSubscriberError`` where more would have to wait.
             partials: Receive the partials of running turns as well, as ``partial``, and
                 their begin and end, as ``turn``. A session's subscription begins with
-                all partials that are not stored yet; the other ones receive both from
-                the next turn on.
+                all partials that are not stored yet, and with the last turn if that was
+                stopped, failed or cut off; the other ones receive both from the next
+                turn on.
             after_partial: Of a session, with ``partials``: leave out what was received
                 before, up to this epoch and ``turn_position`` of a change.
 

@@ -76,10 +76,11 @@ class Change(BaseModel):
     ``appended`` that makes or ends a wait, of a session ``created`` with some, and of
     each ``updated``. None in other changes."""
     turn: InstanceOf[TurnInfo] | None = None
-    """The running turn, in a ``partial`` and a ``turn``."""
+    """The running turn, in a ``partial`` and a ``turn``; or the last one, in a ``turn``
+    by which a session's subscription begins if that was stopped, failed or cut off."""
     turn_position: int | None = None
     """The place of a ``partial`` or ``turn`` among those of its turn: a number that
-    rises."""
+    rises. None for a turn that was over when the subscription began."""
     time: float
     """Seconds since 1970: an event's timestamp, a session's creation or last update,
     for ``turn`` when it was noted, and else when MongoDB committed it."""

@@ -329,6 +329,7 @@ async def show(
 
     async with address.open_with_key(app, user, session) as (service, key):
         summary = await admin.stored_contents.load_summary(service, key)
+        turn = await admin.stored_contents.load_last_turn(service, key)
         after = summary.log_begins
         if events is not None:
             after = max(after, summary.revision - events)
@@ -349,6 +350,12 @@ async def show(
                 click.echo()
             sealed += each.is_sealed
             _show_event(each)
+    if turn is not None and turn.status != "ended":
+        how = "cut off" if turn.status == "abandoned" else turn.status
+        why = filter(None, (how, turn.reason or turn.error_type))
+        click.echo()
+        text = f"Last turn: {': '.join(map(printable, why))}"
+        terminal.show(styled(text, terminal.WARNING))
     _show_state(summary)
     if sealed:
         found = counted(sealed, "event")

@@ -68,6 +68,23 @@ def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
     )
 
 
+def stored_turn(session: Document, *, is_free: bool) -> TurnInfo:
+    """The turn that a session has, or had last; it is abandoned if it is free."""
+    turn = session["turn"]
+    fields = turn.get("ended")
+    if "holder" in turn:
+        stop = turn.get("stop")
+        running = "running" if stop is None else "stopping"
+        fields = {
+            "status": "abandoned" if is_free else running,
+            "since": turn["since"],
+            "host": turn["holder"]["host"],
+            **(stop or {}),
+        }
+    fields = {**fields, "create_time": session.get("create_time")}
+    return decode_turn(SessionKey(**session["_id"]), turn["epoch"], fields)
+
+
 def cut_text(event: Event) -> Iterator[Event]:
     """Cut a partial event into ones that can be stored, and together are the same."""
     parts = (event.content and event.content.parts) or []

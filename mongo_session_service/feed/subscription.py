@@ -295,6 +295,8 @@ class SessionSubscription(Subscription):
                 self._turn.skip_turn(view.past_epoch)
                 self._turn.add_stored(view.stored_ids)
                 self._waiting.extend(filter(self._turn.admit, view.partials))
+                if view.turn and self._since == NO_TIME:  # it has just begun
+                    self._waiting.append(view.turn)
             self._since = view.as_of
             self._is_following = True
 

@@ -18,12 +18,14 @@ from mongo_session_service.changes.decoder import (
 )
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.partials import stored_turn
 from mongo_session_service.errors import StorageError
 from mongo_session_service.feed.place import Place
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.lease import lease_has_expired
 from mongo_session_service.storage.statements import Query
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class View:
     """The epoch of the latest turn that is over."""
     partials: list[Change] = field(default_factory=list)
     """Of the running turn: what is not stored yet, and its status."""
+    turn: Change | None = None
+    """The turn that is over, unless its end is what one expects."""
     stored_ids: list[str] = field(default_factory=list)
     """The ids of the events that it has stored, or whose first partials are gone."""
 
@@ -82,7 +86,20 @@ async def load_view(
             await _add_partials(view, storage, key, turn, after.partial)
         else:
             view.past_epoch = turn.get("epoch", 0)
+        view.turn = _cut_off_turn(storage, session)
     return view
+
+
+def _cut_off_turn(storage: Storage, session: Document) -> Change | None:
+    """The session's last turn, if it was stopped, has failed, or is abandoned."""
+    turn, now = session.get("turn") or {}, storage.clock.now()
+    if not turn.keys() & {"holder", "ended"}:
+        return None
+    is_free = lease_has_expired(storage, turn, now)
+    info = stored_turn(session, is_free=is_free)
+    if info.status in {"running", "stopping", "ended"}:
+        return None
+    return Change(kind="turn", **SessionKey(*info[:3])._asdict(), turn=info, time=now)
 
 
 async def _add_missed(

@@ -82,6 +82,7 @@ from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
 from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.storage.tasks import Pace
+from mongo_session_service.turns.turn import find_last_turn
 
 logger = logging.getLogger(__name__)
 
@@ -329,7 +330,8 @@ def sessions_router(
     - ``GET /changes``: of all of the user's sessions, without events and state; with
       the query parameter ``session_id`` also the whole content of that one, so that a
       browser's tab needs one connection.
-    - ``DELETE /sessions/{session_id}/turn``: stops what runs in any process.
+    - ``GET /sessions/{session_id}/turn``: the turn that it has, or had last;
+      ``DELETE`` stops what runs in any process.
     - ``POST /sessions/{session_id}/turns``, with a ``runner``: runs its agent in a turn
       that goes on without the request, and answers by 202 and the turn's epoch. The
       session's stream has its partials, with ``partials=true``.
@@ -411,6 +413,7 @@ class SessionResources:
             ("fork", "POST", f"{_ONE}/fork", self.fork_session, SessionSummary, 201),
             ("run", "POST", f"{_ONE}/turns", self.start_turn, TurnBegun, 202),
             ("stop", "DELETE", f"{_ONE}/turn", self.stop_turn, None, 202),
+            ("read", "GET", f"{_ONE}/turn", self.get_turn, TurnFields, 200),
             # Streams ask by themselves, for all that a page may offer.
             (None, "GET", f"{_ONE}/changes", self.stream_session, SessionChange, 200),
             (None, "GET", "/changes", self.stream_user, SessionChange, 200),
@@ -550,6 +553,16 @@ class SessionResources:
                     f"Set keys of the session alone in stateDelta, and none of {prefix}"
                 )
                 raise HTTPException(422, why)
+
+    async def get_turn(self, key: Key) -> Response:
+        """Shows the turn that a session has, or had last; one cut off is abandoned."""
+        async with self.answer_in_time():
+            backend = await backends_of(self.service).backend()
+            turn = await find_last_turn(backend.storage, key)
+        if turn is None:
+            raise HTTPException(404, "This session has had no turn.")
+        fields = turn._asdict().items()
+        return json_response({name: it for name, it in fields if it is not None})
 
     async def stop_turn(self, key: Key, stop: TurnStop | None = None) -> Response:
         """Stops the turn of a session, in whichever process it runs."""

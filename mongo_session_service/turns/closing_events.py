@@ -16,7 +16,8 @@ from mongo_session_service.codec.waiting_calls import ABORTED
 
 _STOPPED: Final = "Invocation was aborted by client."
 """ADK's own message."""
-_ABANDONED: Final = "The process that ran this call has ended."
+_FAILED: Final = "The turn failed before this call was answered."
+_CUT_OFF: Final = "The turn was cut off: its process has ended."
 
 
 def with_reason(event: Event, reason: str | None) -> Event:
@@ -43,23 +44,45 @@ def closing_events_of_stopped(
         if is_reply and last.isolation_scope:
             continue  # a task agent that waits for its user
         answers = _error_responses(own, _STOPPED, closes_waiting=True)
-        plain = Event(
-            invocation_id=invocation_id,
-            author=root_agent_name,
-            error_code=ABORTED,
-            error_message=_STOPPED,
-        )
-        closing += answers or [plain]
+        closing += answers or [_abort_event(invocation_id, root_agent_name, _STOPPED)]
     return closing
 
 
-def closing_events_of_abandoned(events: Sequence[Event]) -> list[Event]:
-    """Close the calls that an abandoned turn has left open; not those for people."""
+def closing_events_of_failed(
+    events: Sequence[Event], message: str = _FAILED
+) -> list[Event]:
+    """Close the calls that a failed turn has left open; not those for people."""
     return [
         event
         for own in _group_by_invocation(events).values()
-        for event in _error_responses(own, _ABANDONED, closes_waiting=False)
+        for event in _error_responses(own, message, closes_waiting=False)
     ]
+
+
+def closing_events_of_abandoned(
+    events: Sequence[Event], root_agent_name: str | None
+) -> list[Event]:
+    """Close the calls that an abandoned turn has left open, or mark it as cut off.
+
+    It is not marked if an agent has responded, or its root agent is not known.
+    """
+    closing = closing_events_of_failed(events, _CUT_OFF)
+    if closing or not events or root_agent_name is None:
+        return closing
+    last = events[-1]
+    is_answered = last.author != "user" and last.is_final_response()
+    if is_answered or last.error_code == ABORTED:
+        return []
+    return [_abort_event(last.invocation_id, root_agent_name, _CUT_OFF)]
+
+
+def _abort_event(invocation_id: str, author: str, message: str) -> Event:
+    return Event(
+        invocation_id=invocation_id,
+        author=author,
+        error_code=ABORTED,
+        error_message=message,
+    )
 
 
 def _group_by_invocation(events: Iterable[Event]) -> dict[str, list[Event]]:

@@ -33,7 +33,7 @@ from mongo_session_service.storage.tasks import (
 )
 from mongo_session_service.telemetry import TurnSpan
 from mongo_session_service.turns.closing_events import (
-    closing_events_of_abandoned,
+    closing_events_of_failed,
     closing_events_of_stopped,
     interrupted_answers,
 )
@@ -104,6 +104,7 @@ class RunningTurn:
     ) -> None:
         self.turn = turn
         """The turn that it holds."""
+        turn.root_agent_name = runner.agent.name
         self._runner = runner
         self._run_arguments = run_arguments
         self._writer: PartialWriter
@@ -386,7 +387,7 @@ class RunningTurn:
                     texts = [each for each in self._so_far if is_text(each)]
                     closing += interrupted_answers(texts, log)
             else:
-                closing = closing_events_of_abandoned(log)
+                closing = closing_events_of_failed(log)
             for event in closing:
                 await turn.append_event(event)
                 self._publish(event)
@@ -399,7 +400,7 @@ class RunningTurn:
         # If a tool raises CancelledError, ADK ends the run as if all were well.
         whole = [each for each in self._so_far if not each.partial]
         is_cut_off = bool(whole) and not whole[-1].is_final_response()
-        if running.cancelled() or (is_cut_off and closing_events_of_abandoned(whole)):
+        if running.cancelled() or (is_cut_off and closing_events_of_failed(whole)):
             return asyncio.CancelledError()
         return None
 

@@ -33,7 +33,7 @@ from mongo_session_service.codec.documents import (
     check_needs,
     with_known_needs,
 )
-from mongo_session_service.codec.partials import decode_turn, encode_turn
+from mongo_session_service.codec.partials import encode_turn, stored_turn
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     TurnTakenError,
@@ -141,6 +141,8 @@ class Turn:
         """Whether it stops who has the turn, unless a later caller does."""
         self.abandoned_invocation: str | None = None
         """The invocation that the turn before was running when its process died."""
+        self.root_agent_name: str | None = None
+        """The author of the mark that the turn before was cut off, if it was."""
         self._first_revision = 0
         """The revision of its first event; 0 if it has none."""
         self._ticket: Ticket | None = None
@@ -270,8 +272,8 @@ class Turn:
         count(ABANDONED_TURNS, self.turns.database_name)
         own = await self._load_own_events(backend)
         self.abandoned_invocation = own[-1].invocation_id if own else None
-        for event in closing_events_of_abandoned(own):
-            await self.append_event(event)
+        for event in closing_events_of_abandoned(own, self.root_agent_name):
+            await self.append_event(with_reason(event, _DIED))
         storage = backend.storage
         await announce_abandoned_turn(storage, self.info)
         closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
@@ -459,16 +461,33 @@ async def find_turns(
 ) -> list[TurnInfo]:
     """Find turns, in the order of app, user and session."""
     where = turns_filter(app_name, user_id, status, storage.clock.now())
+    only: list[Document] = []
+    if status == "abandoned":
+        only = [{"$match": {"is_free": True}}]
+    turns = await _read_turns(storage, where, *only)
+    return sorted(each for each in turns if status in {None, each.status})
+
+
+async def find_last_turn(storage: Storage, key: SessionKey) -> TurnInfo | None:
+    """Find the turn that a session has, or had last; None if it never had one."""
+    has_had_one = {
+        "$or": [{HELD: {"$exists": True}}, {"turn.ended": {"$exists": True}}]
+    }
+    where = {"_id": key.id, **queries.visible_filter(storage.clock.now())}
+    return next(iter(await _read_turns(storage, where | has_had_one)), None)
+
+
+async def _read_turns(
+    storage: Storage, where: Document, *more: Document
+) -> list[TurnInfo]:
     fields = {
         **dict.fromkeys(("turn", "create_time", NEEDS), 1),
         "is_free": lease_is_free(storage, "turn."),
     }
-    stages: list[Document] = [{"$project": fields}]
-    if status == "abandoned":
-        stages.append({"$match": {"is_free": True}})
-    (found,) = await storage.read(Query("sessions", where, then=tuple(stages)))
-    turns = [_turn_info(each) for each in with_known_needs(found)]
-    return sorted(each for each in turns if status in {None, each.status})
+    stages = ({"$project": fields}, *more)
+    (found,) = await storage.read(Query("sessions", where, then=stages))
+    known = with_known_needs(found)
+    return [stored_turn(each, is_free=each["is_free"]) for each in known]
 
 
 def turns_filter(
@@ -484,19 +503,3 @@ def turns_filter(
         # All of them are in an index, in the order of their begin.
         return {**where, HELD: {"$exists": True}, "turn.since": {"$gt": _LONG_AGO}}
     return {**where, "turn.ended.status": status}
-
-
-def _turn_info(session: Document) -> TurnInfo:
-    turn = session["turn"]
-    fields = turn.get("ended")
-    if "holder" in turn:
-        stop = turn.get("stop")
-        running = "running" if stop is None else "stopping"
-        fields = {
-            "status": "abandoned" if session["is_free"] else running,
-            "since": turn["since"],
-            "host": turn["holder"]["host"],
-            **(stop or {}),
-        }
-    fields = {**fields, "create_time": session.get("create_time")}
-    return decode_turn(SessionKey(**session["_id"]), turn["epoch"], fields)

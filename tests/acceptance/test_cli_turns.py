@@ -88,6 +88,28 @@ async def test_turns_are_listed_and_stopped(
     assert "too expensive" in call("turns", "--status", "stopped", *at).stdout
 
 
+@pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
+async def test_a_session_is_shown_with_the_end_of_its_last_turn(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    database: str,
+    admin: MongoClient[Any],
+) -> None:
+    """One that was cut off, before it is repaired and afterwards."""
+    await service.create_session(**IDS)
+    await abandon_turn(service, database, admin)
+    before = call("show", *IDS.values(), *at)
+    async with service.turn(**IDS):
+        pass
+    after = call("show", *IDS.values(), *at)
+
+    assert before.returncode == after.returncode == 0
+    assert "\nLast turn: cut off\n" in before.stdout
+    ends = "The turn was cut off: its process has ended."
+    assert f"error INVOCATION_ABORTED: {ends}" in after.stdout
+    assert "Last turn" not in after.stdout
+
+
 def test_every_status_can_be_asked_for() -> None:
     """The option has all that a turn can have, with a style of its own."""
     assert set(STYLES) == set(get_args(TurnPhase))

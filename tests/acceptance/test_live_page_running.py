@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.events import Event
 from google.adk.models import LlmRequest
+from google.genai.types import UserContent
 from playwright.async_api import Page, expect
+from pymongo import MongoClient
+from support.abandoned_turns import abandon_turn
 from support.http_server import serving
 from support.live_pages import KEY, ask_clock, of
 from support.spoken_model import SpokenModel
@@ -109,3 +113,29 @@ async def test_the_page_names_the_error_of_a_failed_turn(
         await running.result()
     words = page.locator("#running-words")
     await expect(words).to_have_text("The turn failed: LookupError")
+
+
+@pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
+async def test_a_page_that_comes_after_a_crash_shows_that_the_answer_is_missing(
+    page: Page,
+    url: str,
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+) -> None:
+    """Before anybody has repaired the turn, and afterwards."""
+    asked = Event(author="user", invocation_id="died", content=UserContent("Well?"))
+    await abandon_turn(service, database, admin, asked, KEY)
+    await page.goto(of(url))
+    words = page.locator("#running-words")
+    await expect(words).to_have_text("Last turn: cut off.")
+
+    model = SpokenModel()
+    model.say("It is late.")
+    model.end_answer()
+    running = await ask_clock(service, LlmAgent(name="clock", model=model))
+    await running.result()
+    await page.reload()
+    mark = page.locator(".event", has_text="INVOCATION_ABORTED")
+    await expect(mark).to_contain_text("The turn was cut off: its process has ended.")
+    await expect(page.locator("#running")).to_be_hidden()

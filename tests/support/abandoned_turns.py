@@ -13,16 +13,20 @@ from support.one_session import IDS
 
 
 async def abandon_turn(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    event: Event | None = None,
+    ids: dict[str, str] = IDS,
 ) -> None:
-    """Leave the session as a process does that dies within a tool."""
+    """Leave the session as a process does that dies in a tool, or after an event."""
     sessions = admin[database].sessions
-    where = {f"_id.{name}": value for name, value in IDS.items()}
-    async with service.turn(**IDS) as session:
+    where = {f"_id.{name}": value for name, value in ids.items()}
+    async with service.turn(**ids) as session:
         calling = types.FunctionCall(id="open", name="tool", args={})
         content = types.Content(parts=[types.Part(function_call=calling)])
-        event = Event(author="agent", invocation_id="died", content=content)
-        await service.append_event(session, event)
+        called = Event(author="agent", invocation_id="died", content=content)
+        await service.append_event(session, event or called)
         held = sessions.find_one(where)["turn"]  # type: ignore[index]
     fields = ("holder", "since", "first_revision")
     long_ago = {"turn.renewed_at": held["renewed_at"].replace(year=2000)}
