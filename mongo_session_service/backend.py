@@ -38,6 +38,7 @@ from mongo_session_service.storage.failures import FOREIGN_LOOP
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.tasks import (
     background,
+    cancel_background_tasks,
     running_loop,
     uninterrupted,
 )
@@ -287,7 +288,7 @@ async def _close_backend(entry: Backend) -> None:
         await _finish_writes(entry)
     finally:
         if entry.keeper is not None:
-            await entry.keeper.aclose()
+            await anext(entry.keeper, None)
 
 
 async def _close_client(
@@ -343,6 +344,9 @@ def keep_until_loop_ends(
     async def keep() -> AsyncGenerator[None, None]:
         try:
             yield
+        except GeneratorExit:  # the loop ends
+            await cancel_background_tasks()
+            raise
         finally:
             _keepers[loop].remove(keeper)
             with warnings.catch_warnings():

@@ -169,6 +169,7 @@ class _StreamReader(ABC):
 
     async def _read(self) -> None:
         error: Exception | None = None
+        loop = asyncio.get_running_loop()
         try:
             while not await self._follow():
                 pass
@@ -177,6 +178,8 @@ class _StreamReader(ABC):
         except MongoSessionServiceError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001  raised by the subscriptions
+            if loop.is_closed():  # it is being garbage-collected
+                return
             log_death("The change feed", failure)
             text = f"The change feed failed with {type(failure).__name__}."
             error = MongoSessionServiceError(text)

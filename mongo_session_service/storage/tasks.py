@@ -11,9 +11,17 @@ import gc
 import logging
 import os
 import random
+import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -42,11 +50,13 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
     """
     # A coroutine runs outside the caller's context: its deadline, as pymongo.timeout()
     # sets it, would cut off the very end of a transaction.
-    task = (
-        asyncio.create_task(work, context=Context())
-        if asyncio.iscoroutine(work)
-        else asyncio.ensure_future(work)
-    )
+    current = asyncio.current_task()
+    if not asyncio.iscoroutine(work):
+        task = asyncio.ensure_future(work)
+    elif current and isinstance(current.get_coro(), _BackgroundWork):
+        task = background(work)
+    else:
+        task = asyncio.create_task(work, context=Context())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -63,12 +73,59 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     """Start a task that survives its caller's cancellation and has no deadline of it.
 
-    If nobody awaits it, its failure is ignored.
+    If nobody awaits it, its failure is ignored. It ends with its event loop, without a
+    word, even if that is not closed as ``asyncio.run()`` closes it.
     """
     # With eager tasks, create_task() would start it before the caller has the task.
-    task = asyncio.Task(work, context=Context())
+    task = asyncio.Task(_BackgroundWork(work), context=Context())
     task.add_done_callback(lambda it: it.cancelled() or it.exception())
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
     return task
+
+
+class _BackgroundWork(Coroutine[Any, Any, Result]):
+    """A coroutine whose asynchronous generators are unknown to the event loop.
+
+    ``loop.shutdown_asyncgens()`` closes all that it knows, even under tasks that still
+    run: whatever these raise then, it is not that they were cancelled.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, Result]) -> None:
+        self._work = work
+
+    def send(self, value: Any) -> Any:
+        return self._run_step(self._work.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._run_step(self._work.throw, *error)
+
+    def _run_step(self, step: Callable[..., Any], *args: Any) -> Any:
+        hook = sys.get_asyncgen_hooks().firstiter
+        sys.set_asyncgen_hooks(firstiter=None)
+        try:
+            return step(*args)
+        finally:
+            sys.set_asyncgen_hooks(firstiter=hook)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        return self._work.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)  # its code and frame, for those who debug
+
+
+async def cancel_background_tasks() -> None:
+    """Cancel all background tasks of the running event loop, which is ending."""
+    tasks = [
+        each
+        for each in asyncio.all_tasks()
+        if isinstance(each.get_coro(), _BackgroundWork) and each.cancel()
+    ]
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 class SharedTask(Generic[Result]):
@@ -161,10 +218,13 @@ def keep_running(
     """Start a task that runs to its end, again after each failure, which is logged."""
 
     async def run_again() -> None:
+        loop = asyncio.get_running_loop()
         for attempt in count():
             try:
                 await run(*args)
             except (Exception, asyncio.CancelledError) as error:
+                if loop.is_closed():  # it is being garbage-collected
+                    return
                 if is_being_cancelled():
                     raise
                 log_death(task_name, error)  # or nobody would do its work
