@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Self
 
 from mongo_session_service.errors import InvalidInputError
 
-FORM: Final = r"([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?@([0-9a-f]{16})"
+_FORM: Final = r"([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?-([0-9a-f]{16})"
 """A revision; if there is one the epoch and position of a partial; which session."""
 
 
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     @classmethod
     def of_text(cls, text: str) -> Self:
         """Read what ``text`` has made."""
-        if (found := re.fullmatch(FORM, text)) is None:
+        if (found := re.fullmatch(_FORM, text)) is None:
             raise InvalidInputError("after_revision must be a number, or a place.")
         revision, epoch, position, creation = found.groups()
         partial = None if epoch is None else (int(epoch), int(position))
@@ -34,5 +34,5 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        parts = "-".join(map(str, (self.revision, *(self.partial or ()))))
-        return f"{parts}@{struct.pack('>d', self.create_time).hex()}"
+        creation = struct.pack(">d", self.create_time).hex()
+        return "-".join(map(str, (self.revision, *(self.partial or ()), creation)))

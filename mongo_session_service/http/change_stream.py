@@ -33,6 +33,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.http.readers import Reader, UnreadError
 from mongo_session_service.http.refusals import RETRY_SECONDS, SEE_LOG, UNAVAILABLE
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.tasks import Pace
 
 try:
@@ -72,6 +73,35 @@ class Frame(NamedTuple):
 
 
 Frames: TypeAlias = AsyncGenerator[list[Frame], None]
+
+
+def frame_of(change: Change, place: str | None = None) -> Frame:
+    """Make the event of a change with all its content."""
+    return Frame(change.kind, change.json_text, place)
+
+
+class OneContent:
+    """The session whose content a stream of several has, beside outlines of others."""
+
+    def __init__(self, key: SessionKey | None) -> None:
+        self._key = key
+        self.ended = asyncio.Event()
+        """Set once the session was deleted."""
+        self._is_anew = False
+
+    async def until_end(self, frames: Frames) -> Frames:
+        """Yield its frames, and note their end."""
+        async with aclosing(frames):
+            async for each in frames:
+                yield each
+        self.ended.set()
+
+    async def lacks(self, key: SessionKey, change: Change) -> bool:
+        """Whether a change is another session's, or one's made anew after its end."""
+        if key == self._key and change.kind == "created":
+            await self.ended.wait()
+            self._is_anew = True
+        return key != self._key or self._is_anew
 
 
 def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
@@ -127,21 +157,6 @@ class Outbox:
             self._queue.task_done()
 
 
-class StreamPlace(NamedTuple):
-    """A client's position in a session's stream, as the id of a server-sent event."""
-
-    revision: int
-    partial: tuple[int, int] | None = None
-
-    @classmethod
-    def of_id(cls, last_event_id: str | None) -> StreamPlace | None:
-        """Parse the ``Last-Event-ID`` header; None if there is none."""
-        if last_event_id is None:
-            return None
-        revision, *partial = map(int, last_event_id.split("-"))
-        return cls(revision, (partial[0], partial[1]) if partial else None)
-
-
 class SessionFrames:
     """Everything that happens to one session, a page of its log at a time.
 
@@ -149,15 +164,9 @@ class SessionFrames:
     with other readers.
     """
 
-    def __init__(
-        self,
-        subscription: SessionSubscription,
-        reader: Reader,
-        after_partial: tuple[int, int] | None,
-    ) -> None:
+    def __init__(self, subscription: SessionSubscription, reader: Reader) -> None:
         self._subscription = subscription
         self._reader = reader
-        self._after_partial = after_partial
 
     async def take(self) -> list[Frame]:
         """Wait for a page, or for what happens next; nothing at the end."""
@@ -165,12 +174,8 @@ class SessionFrames:
         is_page = not subscription.is_following
         frames = []
         async for change in subscription:
-            turn, position, id_ = change.turn, change.turn_position, None
-            if turn is not None and position is not None:
-                self._after_partial = (turn.epoch, position)
-            if position is not None or change.revision is not None:
-                place = (subscription.last_revision, *(self._after_partial or ()))
-                id_ = "-".join(map(str, place))
+            is_placed = {change.turn_position, change.revision} != {None}
+            id_ = subscription.place if is_placed else None
             frames.append(Frame(change.kind, change.json_text, id_))
             await pace.yield_to_loop()
             if not subscription.has_page:

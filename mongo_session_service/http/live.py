@@ -262,8 +262,12 @@ class AllSessions(SessionResources):
             """Allow the stream: ``authorize`` is called for each change."""
 
         async with AsyncExitStack() as opening:
-            may_show = partial(self.permission.permits, request, action="read")
-            outlines = await self.open_outlines(scope, query, may_show, opening)
+            outlines = await self.open_outlines(
+                scope,
+                query,
+                lambda key, _: self.permission.permits(request, key, "read"),
+                opening,
+            )
             reader = Reader(Readers(self.limits))
             return ChangeStream([outlines], opening.pop_all(), permit, reader)
 

@@ -54,8 +54,9 @@ from mongo_session_service.http.change_stream import (
     ChangeStream,
     Frame,
     Frames,
+    OneContent,
     SessionFrames,
-    StreamPlace,
+    frame_of,
     outlines,
 )
 from mongo_session_service.http.readers import Reader, Readers, UnreadError
@@ -116,9 +117,10 @@ Revision: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 """Number of events appended to a session."""
 
 LastEventId: TypeAlias = Annotated[
-    str | None, Header(pattern=r"^[0-9]{1,18}(-[0-9]{1,18}-[0-9]{1,18})?$")
+    str | None,
+    Header(pattern=r"^[0-9]{1,18}(-[0-9]{1,18}-[0-9]{1,18})?(-[0-9a-f]{16})?$"),
 ]
-"""A revision, and if there is one the place of a partial: its turn and its position."""
+"""The place of a subscription; a revision alone is that of any session of the id."""
 
 
 class _Shape(BaseModel):
@@ -580,15 +582,16 @@ class SessionResources:
     ) -> Response:
         """Streams a session's changes, as server-sent events.
 
-        ``id`` begins with the session's revision; a client that reconnects sends it as
-        ``Last-Event-ID``. The stream ends by ``deleted``, or by ``trouble``, whose data
-        is a ``reason``.
+        ``id`` begins with the session's revision, and names the session; a client that
+        reconnects sends it as ``Last-Event-ID``. The stream ends by ``deleted``, or by
+        ``trouble``, whose data is a ``reason``.
         """
-        place = StreamPlace.of_id(last_event_id)
         permit = partial(self.permission.require, request, key, "read")
         actions = await self.permission.permitted_actions(request, key, "read")
         async with AsyncExitStack() as opening:
-            content, reader = await self.open_content(key, query, place, opening)
+            content, reader = await self.open_content(
+                key, query, last_event_id, opening
+            )
             return ChangeStream([content], opening.pop_all(), permit, reader, actions)
 
     async def stream_user(
@@ -601,13 +604,12 @@ class SessionResources:
         """Streams what happens to a user's sessions from now on, as server-sent events.
 
         Without events, state and partials. ``session_id`` adds the whole content of one
-        session, and ``id``s that resume it.
+        session, until it is deleted, and ``id``s that resume it.
         """
-        place = StreamPlace.of_id(last_event_id)
         key = None
         if query.session_id is not None:
             key = session_key(*scope[:2], query.session_id)  # type: ignore[arg-type]  # the path has both
-        elif place or query.has_beginning:
+        elif last_event_id is not None or query.has_beginning:
             message = "after_revision and history need a session_id."
             raise InvalidInputError(message)
 
@@ -617,12 +619,10 @@ class SessionResources:
                 asked.append(self.permission.require(request, key, "read"))
             await at_once(asked)
 
-        async def is_other(shown: SessionKey) -> bool:
-            return shown != key
-
         actions: list[Action] = []
         sources: list[Frames] = []
         reader = Reader(Readers(self.limits))
+        one = OneContent(key)
         gone = None
         if key is None:
             await permit()
@@ -633,17 +633,18 @@ class SessionResources:
             if key is not None:
                 try:
                     content, reader = await self.open_content(
-                        key, query, place, opening
+                        key, query, last_event_id, opening
                     )
-                    sources = [content]
+                    sources = [one.until_end(content)]
                 except SessionNotFoundError:
-                    if place is None:
+                    if last_event_id is None:
                         raise
                     await opening.aclose()
+                    one.ended.set()
                     gone = Change(
                         kind="deleted", **key.id, time=platform_time.get_time()
                     )
-            others = await self.open_outlines(scope, query, is_other, opening, gone)
+            others = await self.open_outlines(scope, query, one.lacks, opening, gone)
             return ChangeStream(
                 [others, *sources], opening.pop_all(), permit, reader, actions
             )
@@ -652,60 +653,73 @@ class SessionResources:
         self,
         key: SessionKey,
         start: StreamStart,
-        place: StreamPlace | None,
+        last_event_id: str | None,
         opening: AsyncExitStack,
     ) -> tuple[Frames, Reader]:
-        """Open the stream of a session, and read what it begins with.
+        """Open the stream of a session, and read what it begins with."""
+        if start.history is not None and start.after_revision is not None:
+            raise InvalidInputError("Give history or after_revision, not both.")
+        begun: list[Frame] = []
+        async with self.reading(key) as reader:
+            opened = await self._open_subscription(key, start, last_event_id, opening)
+            if start.history and opened[0].is_of_successor:
+                begun.append(frame_of(await anext(opened[0])))
+                opened[0].close()
+                opened = await self._open_subscription(key, start, None, opening)
+            subscription, is_whole = opened
+            content = SessionFrames(subscription, reader)
+            async with self.answer_in_time():
+                if is_whole:
+                    # After the subscription: if the session is recreated in between,
+                    # the subscription delivers ``deleted``.
+                    async with self.service.watch(*key) as changes:
+                        # Without an id: a client could not resume from it.
+                        begun.append(frame_of(await anext(changes)))
+                if not subscription.is_following:
+                    begun += await content.take()
+        return content.follow(begun), reader
+
+    async def _open_subscription(
+        self,
+        key: SessionKey,
+        start: StreamStart,
+        last_event_id: str | None,
+        opening: AsyncExitStack,
+    ) -> tuple[SessionSubscription, bool]:
+        """Subscribe to a session; also return whether to its whole history.
 
         A client that comes back goes on after its place; if the session has not come to
         it, it begins anew.
         """
-        if start.history is not None and start.after_revision is not None:
-            raise InvalidInputError("Give history or after_revision, not both.")
-        after = start.after_revision if place is None else place.revision
+        after: int | str | None = start.after_revision
+        if last_event_id is not None:
+            after = int(last_event_id) if last_event_id.isdigit() else last_event_id
         log_begins = 0
-        async with self.reading(key) as reader:
-            while True:
-                from_start = start.history == "all" and after is None
-                partial_place = place.partial if place and start.partials else None
+        while True:
+            is_whole = start.history == "all" and after is None
+            try:
                 subscription = self.service.watch(
                     *key,
-                    after_revision=log_begins if from_start else after,
+                    after_revision=log_begins if is_whole else after,
                     max_bytes=self.limits.http_unread_bytes,
                     partials=start.partials,
-                    after_partial=partial_place,
                 )
-                try:
-                    async with self.answer_in_time():
-                        await opening.enter_async_context(subscription)
-                    break
-                except InvalidInputError as error:
-                    if from_start and isinstance(error, TrimmedError):
-                        log_begins = error.log_begins
-                    elif place is not None:
-                        place = after = None
-                    else:
-                        raise
-            subscription = cast("SessionSubscription", subscription)
-            content = SessionFrames(subscription, reader, partial_place)
-            begun: list[Frame] = []
-            async with self.answer_in_time():
-                if from_start:
-                    # After the subscription: if the session is recreated in between,
-                    # the subscription delivers ``deleted``.
-                    async with self.service.watch(*key) as changes:
-                        snapshot = await anext(changes)
-                    # Without an id: a client could not resume from it.
-                    begun.append(Frame(snapshot.kind, snapshot.json_text))
-                if not subscription.is_following:
-                    begun += await content.take()
-        return content.follow(begun), reader
+                async with self.answer_in_time():
+                    await opening.enter_async_context(subscription)
+                return cast("SessionSubscription", subscription), is_whole
+            except InvalidInputError as error:
+                if is_whole and isinstance(error, TrimmedError):
+                    log_begins = error.log_begins
+                elif last_event_id is not None and after is not None:
+                    after = None
+                else:
+                    raise
 
     async def open_outlines(
         self,
         scope: Scope,
         query: OutlineQuery,
-        may_show: Callable[[SessionKey], Awaitable[bool]],
+        may_show: Callable[[SessionKey, Change], Awaitable[bool]],
         opening: AsyncExitStack,
         first: Change | None = None,
     ) -> Frames:
@@ -716,7 +730,7 @@ class SessionResources:
             return (
                 key is not None
                 and (query.include_eval or not _is_of_evaluation(key.session_id))
-                and await may_show(key)
+                and await may_show(key, change)
             )
 
         size = self.limits.http_unread_bytes

@@ -9,7 +9,7 @@ from google.adk.events import Event
 from google.adk.sessions import Session
 from playwright.async_api import Page, Route, expect
 from support.http_server import may_read, serving, until
-from support.live_pages import hide, of, reveal, revisions, say
+from support.live_pages import KEY, hide, of, reveal, revisions, say
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app
@@ -71,6 +71,32 @@ async def test_a_hidden_tab_gives_its_connection_back(
     await expect(page.locator(".event")).to_have_count(5)
     await expect(page.locator("#status")).to_have_text("Live")
     assert await revisions(page) == [1, 2, 3, 4, 5]
+
+
+async def test_a_tab_that_was_away_shows_a_session_made_anew(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """With nothing of the former one, though it has more events than that had."""
+    await page.clock.install()
+    await say(service, session, "former")
+    await page.goto(of(url))
+    await expect(page.locator(".event .text")).to_have_text("former")
+    await hide(page)
+    await page.clock.fast_forward(61_000)
+    await expect(page.locator("#status")).to_have_text("Paused while hidden")
+    await service.delete_session(**KEY)
+    session = await service.create_session(**KEY, state={"city": "Turin"})
+    for text in ("new", "newer"):
+        await say(service, session, text)
+    await reveal(page)
+
+    await expect(page.locator(".event .text")).to_have_text(["new", "newer"])
+    await expect(page.locator("#status")).to_have_text("Live")
+    city = page.locator('#state .row[data-key="city"]')
+    await expect(city).to_contain_text("Turin")
+    await expect(page.locator("body")).not_to_have_class("gone")
+    await say(service, session, "newest")
+    await expect(page.locator(".event")).to_have_count(3)
 
 
 async def test_there_may_be_more_tabs_than_connections(

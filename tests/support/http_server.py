@@ -68,8 +68,8 @@ class ServerEvent:
 
     @property
     def summary(self) -> tuple[str, str | None]:
-        """What it is, and its id."""
-        return self.kind, self.id
+        """What it is, and the revision in its id."""
+        return self.kind, self.id and self.id.partition("-")[0]
 
 
 class Client:

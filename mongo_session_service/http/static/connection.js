@@ -169,7 +169,10 @@ export class Connection {
       this.trouble = JSON.parse(data).reason;
       return;
     }
-    if (event === "snapshot") this.lastId = null;
+    if (event === "snapshot") {
+      this.lastId = null;
+      this.sawEnd = false; // "deleted" was that of an earlier session with this id
+    }
     if (id !== undefined) this.lastId = id;
     if (this.page.ends(event)) this.sawEnd = true;
     this.page.take(event, data);

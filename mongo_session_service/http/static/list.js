@@ -80,6 +80,7 @@ class ListPage {
 
   update(kind, change) {
     const name = nameOf(change);
+    if (kind === "deleted" || kind === "created") this.turns.delete(name);
     if (kind === "deleted") {
       this.wanted.delete(name);
       for (const rows of [this.rows, ...this.groups]) rows.remove(name);

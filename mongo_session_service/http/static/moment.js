@@ -140,6 +140,7 @@ export class Moment {
   /** The state before the first event, as entries. */
   async load() {
     await this.timeline.whole;
+    if (document.body.classList.contains("gone")) throw new Error("The session was deleted.");
     const { state } = parse(await ask(pathOf(named), { at_revision: this.first, numRecentEvents: 0 }));
     return Object.entries(state);
   }

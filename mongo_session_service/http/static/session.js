@@ -177,7 +177,7 @@ class SessionPage {
   other(kind, change) {
     const seconds = timeOf(change.time);
     if (kind === "snapshot") {
-      document.body.classList.remove("unknown");
+      document.body.classList.remove("unknown", "gone");
       this.reset(change);
       this.state.set(Object.entries(change.state ?? {}), null);
       this.rename(change.state?.[METADATA]?.displayName);
@@ -198,6 +198,7 @@ class SessionPage {
       this.running.stands(change.turn);
     } else if (kind === "deleted") {
       this.running.reset();
+      this.reading = null; // by now another session may have this id
       document.body.classList.add("gone");
       this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`);
       this.timeline.keepUp();

@@ -300,3 +300,54 @@ def test_the_extra_is_asked_for_by_name() -> None:
     )
 
     assert "pip install 'mongo-session-service[sse]'" in done.stderr
+
+
+@pytest.mark.parametrize("count", [0, 2, 5])
+@pytest.mark.parametrize("query", [{}, {"history": "all"}])
+@pytest.mark.parametrize("stream", [CHANGES, USER_CHANGES])
+async def test_a_session_made_anew_is_told_from_the_former_one(
+    service: MongoSessionService,
+    session: Session,
+    url: str,
+    stream: str,
+    query: dict[str, str],
+    count: int,
+) -> None:
+    """A browser that comes back receives deleted, and the new one from its begin."""
+    one = query | ({"session_id": "s"} if stream == USER_CHANGES else {})
+    async with Client(f"{url}{stream}", **one) as client:
+        last = (await client.take(2 if query else 1))[-1].id
+    await service.delete_session(**SESSION)
+    session = await service.create_session(**SESSION, state={"new": True})
+    for number in range(count):
+        await service.append_event(session, new_event(n=number))
+    async with Client(f"{url}{stream}", {"Last-Event-ID": last or ""}, **one) as client:
+        deleted, snapshot, *events = await client.take(2 + (count if query else 0))
+        await service.append_event(session, new_event(n="more"))
+        while (more := await client.next()).kind != "appended":
+            pass
+    assert deleted.summary == ("deleted", None)
+    assert snapshot.summary == ("snapshot", None if query else str(count))
+    assert snapshot.data["state"]["new"]
+    assert [each.data["revision"] for each in events] == [*range(1, len(events) + 1)]
+    assert more.data["state_delta"] == {"n": "more"}
+
+
+async def test_a_users_stream_goes_on_with_a_session_made_anew(
+    service: MongoSessionService, session: Session, url: str
+) -> None:
+    """After the end of its content, in outlines as of any other."""
+    async with Client(f"{url}{USER_CHANGES}", session_id="s") as client:
+        await client.next()
+        await service.delete_session(**SESSION)
+        session = await service.create_session(**SESSION)
+        await service.append_event(session, new_event(a=1))
+        received = [each.summary for each in await client.take(3)]
+    assert received == [("deleted", None), ("created", None), ("appended", None)]
+
+
+@pytest.mark.usefixtures("session")
+async def test_an_id_of_an_earlier_release_with_a_partial_begins_anew(url: str) -> None:
+    """It does not name its session, and a part of a text must not come twice."""
+    async with Client(f"{url}{CHANGES}", {"Last-Event-ID": "1-2-3"}) as client:
+        assert (await client.next()).summary == ("snapshot", "2")

@@ -136,7 +136,7 @@ async def test_a_slow_client_is_ended_and_comes_back(
                 event = Event(author="x", content=types.ModelContent(text))
                 await service.append_event(session, event)
                 appended += 1
-                assert (await quick.next()).id == str(appended)
+                assert (await quick.next()).summary == ("appended", str(appended))
                 assert appended < 60
             *read, trouble = await slow.rest()
         last = len(read)
@@ -145,7 +145,7 @@ async def test_a_slow_client_is_ended_and_comes_back(
 
     assert trouble.kind == "trouble"
     assert trouble.data == {"reason": "This client read too slowly."}
-    assert [each.id for each in read] == [str(n + 1) for n in range(appended)]
+    assert [each.data["revision"] for each in read] == [*range(1, appended + 1)]
 
 
 @pytest.mark.limits(http_unread_seconds=0.3, http_unread_bytes=10**9)
