@@ -431,6 +431,9 @@ selection_options: Final = combine_decorators(
     click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
     click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
     click.option(
+        "--session", "sessions", multiple=True, help="Only this session; repeatable."
+    ),
+    click.option(
         "--since",
         type=TIME,
         metavar="TIME",
@@ -443,8 +446,9 @@ selection_options: Final = combine_decorators(
 def selection(options: dict[str, Any]) -> Selection:
     from mongo_session_service.transfer import Selection
 
-    apps, users = frozenset(options.pop("apps")), frozenset(options.pop("users"))
-    return Selection(apps, users, options.pop("since"))
+    names = ("apps", "users", "sessions")
+    chosen = {name: frozenset(options.pop(name)) for name in names}
+    return Selection(**chosen, since=options.pop("since"))
 
 
 key_options: Final = combine_decorators(

@@ -81,6 +81,8 @@ async def setup(address: options.ServiceAddress) -> bool:
 async def doctor(address: options.ServiceAddress) -> bool:
     """Checks MongoDB, the user's privileges, and the setup; changes nothing.
 
+    It reads no sessions and events: `export --to /dev/null` reads all of them.
+
     The exit code is 3 if a check has failed, and otherwise 0, even after warnings.
 
     \b
@@ -102,7 +104,9 @@ async def doctor(address: options.ServiceAddress) -> bool:
             terminal.show(*_remedies(found))
             counts = Counter(each.status for each in found)
             counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-            terminal.print_remark(f"{counted}, in {address.location}.")
+            terminal.print_remark(
+                f"{counted}, in {address.location}. Sessions and events were not read."
+            )
     return all(each.status != "failed" for each in found)
 
 

@@ -40,6 +40,7 @@ from mongo_session_service.cli.terminal import (
     show_result,
     warn,
 )
+from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
@@ -121,12 +122,22 @@ KINDS: Final = (
 
 @contextmanager
 def _interruptible(advice: str) -> Iterator[None]:
-    """Print what to do after Ctrl-C."""
+    """Print what to do after Ctrl-C, and add the option that continues to an error."""
     try:
         yield
     except (KeyboardInterrupt, click.Abort):
         print_remark(f"\nInterrupted. {advice}")
         raise
+    except TransferError as error:
+        if not error.hint:
+            raise
+        is_conflict = isinstance(error, ConflictError)
+        option = "--on-conflict" if is_conflict else "--on-error"
+        choice = f"To continue without it: {option} skip."
+        if "'replace'" in error.hint:
+            choice += f" {option} replace takes back what was changed here."
+        text = printable(error.message)
+        raise click.ClickException(f"{text} {choice}") from error
 
 
 def _counted_contents(of: Verified | Exported) -> str:
@@ -183,6 +194,13 @@ _hooks: Final = combine_decorators(
     ),
     _after_load,
 )
+_on_error: Final = click.option(
+    "--on-error",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="What to do if something cannot be read or stored.",
+)
 _choices: Final = combine_decorators(
     dry_run,
     _hooks,
@@ -193,13 +211,7 @@ _choices: Final = combine_decorators(
         show_default=True,
         help="What to do if the target holds something else under an id.",
     ),
-    click.option(
-        "--on-error",
-        type=click.Choice(["fail", "skip"]),
-        default="fail",
-        show_default=True,
-        help="What to do if something cannot be read or stored.",
-    ),
+    _on_error,
 )
 _exact: Final = combine_decorators(
     click.option(
@@ -273,7 +285,8 @@ async def _progress(
 
 def _result_fields(done: Moved | Verified | Exported) -> dict[str, Any]:
     figures = {"sessions": done.sessions, **asdict(done)}
-    figures.pop("started", None)
+    for name in ("started", "unread"):  # a remark has that
+        figures.pop(name, None)
     return figures
 
 
@@ -340,6 +353,7 @@ async def _verify(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
     help="A file, compressed if it ends in .gz; standard output by default.",
 )
 @_after_load
+@_on_error
 @selection_options
 @as_json
 @address_options
@@ -363,6 +377,7 @@ async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -
         from mongo_session_service.transfer import StoreSource, export
 
         chosen = selection(options)
+        on_problem = _show if options["on_error"] == "skip" else None
         # On a terminal, or before "| head", the line would run into the output.
         is_file = path != "-"
         async with (
@@ -370,8 +385,15 @@ async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -
             _progress("Exporting", source, chosen, is_shown=is_file) as advance,
         ):
             exported = await export(
-                source, path, chosen, on_progress=lambda now: advance(now.events)
+                source,
+                path,
+                chosen,
+                on_problem=on_problem,
+                on_progress=lambda now: advance(now.events),
             )
+    if exported.unread:
+        events = counted(exported.unread, "event")
+        warn(f"{events} that this release of ADK cannot read: exported as stored.")
     show_result(
         _result_fields(exported),
         f"Exported {_counted_contents(exported)} from {address.location}, in clear.",
@@ -379,7 +401,7 @@ async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -
     if not exported.sessions and chosen.since is None:
         warn(_CHECK)
         return False
-    return True
+    return not exported.problems
 
 
 def _add(

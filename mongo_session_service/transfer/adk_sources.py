@@ -359,7 +359,7 @@ class SqlSource(BaseSource):
 
     @override
     async def count_events(self, selection: Selection) -> int | None:
-        if selection.since is not None:
+        if selection.since is not None or selection.sessions:
             return None
         with reporting_sql_errors():
             async with self._engine.connect() as connection:
@@ -411,7 +411,7 @@ class SqlSource(BaseSource):
         self, engine: Any, selection: Selection
     ) -> AsyncGenerator[Item]:
         for name in ("app_states", "user_states"):
-            if name in self._columns:
+            if name in self._columns and not selection.sessions:
                 query = self._select(self._table(name), selection)
                 async with (
                     engine.connect() as connection,
@@ -615,7 +615,7 @@ class AdkMongoDbSource(BaseSource):
 
     @override
     async def count_events(self, selection: Selection) -> int | None:
-        if selection.since is not None:
+        if selection.since is not None or selection.sessions:
             return None
         counting = Query("events", selection.matching(), then=({"$count": "events"},))
         (found,) = await self._storage.read(counting)
@@ -626,7 +626,8 @@ class AdkMongoDbSource(BaseSource):
             state = each.get("state") or {}
             user = {} if user_id is None else {"user_id": user_id}
             yield shared_state_of({"app_name": app_name, **user, "state": state})
-        sessions = Query("sessions", selection.matching(), limit=_SESSIONS_IN_PAGE)
+        chosen = selection.matching(session_id="id")
+        sessions = Query("sessions", chosen, limit=_SESSIONS_IN_PAGE)
         async for each in scan_documents(self._storage, sessions):
             header = self._header(each)
             if isinstance(header, Problem):

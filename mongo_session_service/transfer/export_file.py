@@ -76,6 +76,7 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.model.wording import json_line
 from mongo_session_service.transfer.sources import (
+    ALTERED,
     EVERYTHING,
     BaseSource,
     Item,
@@ -86,6 +87,7 @@ from mongo_session_service.transfer.sources import (
     SharedState,
     Source,
     StoreSource,
+    check_known,
     iterate_in_threads,
     run_in_thread,
     validated_event,
@@ -165,8 +167,10 @@ class _SessionLine(_UserStateLine):
         )
 
 
-def encode_item(item: SharedState | SessionHeader | Event) -> str:
-    """Encode an item as a line, without the line end."""
+def encode_item(item: Item) -> str:
+    """Encode an item as a line, without the line end; of a problem, its event."""
+    if isinstance(item, Problem):
+        return json_text({"event": item.event})
     if isinstance(item, Event):
         return json_text({"event": decode_value(encode_event_fields(item))})
     state = _with_sorted_keys(item.state)
@@ -257,6 +261,7 @@ def decode_item(kind: str, value: Any) -> Item:
     try:
         match kind:
             case "event":
+                check_known(value)
                 return validated_event(value)
             case "session":
                 return _SessionLine.model_validate(value).header()
@@ -331,7 +336,7 @@ class JsonLinesSource(BaseSource):
             is_wanted = False
             async for item in items:
                 if isinstance(item, SharedState):
-                    if selection.takes_user(item.app_name, item.user_id):
+                    if selection.takes_state(item.app_name, item.user_id):
                         yield item
                     continue
                 if isinstance(item, SessionHeader):
@@ -419,6 +424,9 @@ class Exported:
     sessions: int = 0
     events: int = 0
     states: int = 0
+    unread: int = 0
+    """Events, among these, that this release of ADK cannot read: they are exported as
+    they are stored."""
     problems: int = 0
     """Things that could not be read; left out."""
 
@@ -458,12 +466,13 @@ async def export(
                 if isinstance(line, Problem):
                     if on_problem is None:
                         message = f"Cannot be exported: {line}. Nothing was written."
-                        raise TransferError(message)
+                        raise TransferError(message, hint="on_problem= continues.")
                     exported.problems += 1
                     on_problem(line)
                     continue
                 file.write(line)
-                exported.events += isinstance(item, Event)
+                exported.unread += isinstance(item, Problem)
+                exported.events += isinstance(item, Event | Problem)
                 exported.states += isinstance(item, SharedState)
                 if isinstance(item, SessionHeader):
                     exported.sessions += 1
@@ -475,13 +484,18 @@ async def export(
 
 
 def _encode_line(item: Item) -> bytes | Problem:
+    where = "an item"
     if isinstance(item, Problem):
-        return item
+        if item.event is None:
+            return item
+        where = item.where
     try:
         # Whoever looks at a file in a terminal is as safe as with any command.
         return json_line(encode_item(item)).encode() + b"\n"
     except (InvalidInputError, DocumentTooLargeError) as error:
-        return Problem("an item", str(error))
+        return Problem(where, str(error))
+    except TypeError:
+        return Problem(where, ALTERED)
 
 
 @contextmanager

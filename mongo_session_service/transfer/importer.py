@@ -238,8 +238,8 @@ class _Importer:
         """Leave out what cannot be moved, if the policy lets it."""
         if getattr(self.policies, policy) == "fail" and not self.policies.is_dry_run:
             raise kind(
-                f"Cannot be moved: {problem}. What was moved before is kept. To"
-                f" continue without it: {_option_text(policy, 'skip')}."
+                f"Cannot be moved: {problem}. What was moved before is kept.",
+                hint=f"Policies({policy}='skip') continues without it.",
             )
         self.on_problem(problem)
 
@@ -251,11 +251,14 @@ class _Importer:
         plans: list[SessionPlan | StatePlan] = [*sessions, *states]
         for planned in plans:
             if planned.comparison is ComparisonResult.CONFLICT:
-                replacing = "; to replace it, 'replace' instead" * planned.may_replace
-                choice = _option_text("on_conflict", "skip")
+                replacing = (
+                    " 'replace' replaces it, and takes back what was changed here."
+                )
                 raise ConflictError(
                     f"The target holds something else: {planned.conflict}. It was left"
-                    f" as it is. To continue without it: {choice}{replacing}."
+                    " as it is.",
+                    hint="Policies(on_conflict='skip') continues without it."
+                    + replacing * planned.may_replace,
                 )
 
     def _replaces(self, planned: SessionPlan | StatePlan) -> bool:
@@ -311,12 +314,6 @@ async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await batches.aclose()
-
-
-def _option_text(policy: str, value: str) -> str:
-    """Describe how to choose a policy, in Python and in a terminal."""
-    option = f"--{policy.replace('_', '-')} {value}"
-    return f"Policies({policy}={value!r}) in Python, {option} in a terminal"
 
 
 class ImportTarget(StoreTarget):

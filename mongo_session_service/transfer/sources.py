@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
@@ -38,14 +38,15 @@ from mongo_session_service.codec.documents import (
     INITIAL,
     LOG_BEGINS,
     UnknownNeedError,
+    build_events,
     check_needs,
     checked_key,
-    decode_event,
     decode_state,
+    event_fields,
     log_begins,
 )
 from mongo_session_service.codec.events import build_event
-from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import (
     InvalidInputError,
     SourceError,
@@ -85,23 +86,31 @@ class Selection:
     """Ids of users; empty for every user."""
     since: float | None = None
     """Seconds since 1970: only sessions last updated then or later. The state they
-    share is always included: not every store records when it changed."""
+    share is included all the same: not every store records when it changed."""
+    sessions: frozenset[str] = frozenset()
+    """Ids of sessions; empty for every session. If some are named, the state that they
+    share with others is left out."""
 
     def takes_app(self, app_name: str) -> bool:
         return not self.apps or app_name in self.apps
 
-    def takes_user(self, app_name: str, user_id: str | None) -> bool:
+    def takes_state(self, app_name: str, user_id: str | None) -> bool:
         """Whether a user's state is selected, or without a user the app's."""
         is_chosen = user_id is None or not self.users or user_id in self.users
-        return is_chosen and self.takes_app(app_name)
+        return is_chosen and self.takes_app(app_name) and not self.sessions
 
     def takes(self, key: SessionKey, update_time: float) -> bool:
         is_recent = self.since is None or update_time >= self.since
-        return is_recent and self.takes_user(key.app_name, key.user_id)
+        chosen = zip((self.apps, self.users, self.sessions), key, strict=True)
+        return is_recent and all(not ids or each in ids for ids, each in chosen)
 
-    def matching(self, prefix: str = "") -> Document:
-        """MongoDB's filter for the apps and users, in fields with a prefix."""
-        chosen = {"app_name": self.apps, "user_id": self.users}
+    def matching(self, prefix: str = "", session_id: str = "session_id") -> Document:
+        """MongoDB's filter for apps, users and sessions, in fields with a prefix."""
+        chosen = {
+            "app_name": self.apps,
+            "user_id": self.users,
+            session_id: self.sessions,
+        }
         return {
             prefix + name: {"$in": sorted(names)}
             for name, names in chosen.items()
@@ -159,10 +168,13 @@ class SessionHeader:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that cannot be transferred, and why; never quotes content."""
+    """Something that cannot be transferred, and why; its text quotes no content."""
 
     where: str
     reason: str
+    event: Mapping[str, object] | None = field(default=None, repr=False)
+    """The fields of an event that is stored, but that this release of ADK cannot read:
+    an export has it, and a later release may."""
 
     def __str__(self) -> str:
         # It becomes a part of sentences, and may be one: the message of an error.
@@ -316,6 +328,12 @@ def check_identity(fields: Mapping[str, Any]) -> None:
         raise MalformedError("it has no id, or no timestamp")
 
 
+def check_known(fields: Mapping[str, Any]) -> None:
+    """Refuse fields of a later release, which this release of ADK would leave out."""
+    if not Event.model_fields.keys() >= fields.keys():
+        raise MalformedError("an event with fields that this release of ADK lacks")
+
+
 _SESSIONS_AT_ONCE: Final = 20
 """Sessions read at once."""
 
@@ -376,13 +394,8 @@ class StoreSource(BaseSource):
             async for page in read_log(storage, key, wanted):
                 for document in page:
                     found += 1
-                    try:
-                        item: Event | Problem = decode_event(document, storage.hooks)
-                        check_identity(document["event"])
-                    except (StorageError, MalformedError) as error:
-                        where = f"event {found} of {session_text(key)}"
-                        item = Problem(where, str(error))
-                    yield item
+                    where = f"event {found} of {session_text(key)}"
+                    yield _event_or_problem(where, document, storage.hooks)
         if found < revision:
             most = counted(revision - header.log_begins, "event")
             events = f"{found - header.log_begins} of {most}"
@@ -482,6 +495,18 @@ class StoreSource(BaseSource):
         return SharedState(app_name, user_id, state, document.get("revision"))
 
 
+def _event_or_problem(where: str, document: Document, hooks: Hooks) -> Event | Problem:
+    fields: Any = None
+    try:
+        (fields,) = event_fields([document], hooks)
+        (event,) = build_events([fields], [document])
+        check_identity(fields)
+        check_known(fields)
+    except (StorageError, MalformedError) as error:
+        return Problem(where, str(error), fields if isinstance(fields, dict) else None)
+    return event
+
+
 def _key(document: Document) -> SessionKey | Problem:
     id_ = document["_id"]
     try:
@@ -508,13 +533,14 @@ async def shared_states(
     storage: Storage, selection: Selection
 ) -> AsyncGenerator[tuple[Document, str, str | None]]:
     """The documents of selected state, each with its app, and its user or None."""
-    async for each in scan_documents(storage, Query("app_states", {})):
-        if selection.takes_app(each["_id"]):
-            yield each, each["_id"], None
-    async for each in scan_documents(storage, Query("user_states", {})):
-        owner = each["_id"]["app_name"], each["_id"]["user_id"]
-        if selection.takes_user(*owner):
-            yield each, *owner
+    if selection.sessions:
+        return
+    apps = {"_id": {"$in": sorted(selection.apps)}} if selection.apps else {}
+    async for each in scan_documents(storage, Query("app_states", apps)):
+        yield each, each["_id"], None
+    users = Query("user_states", selection.matching("_id."))
+    async for each in scan_documents(storage, users):
+        yield each, each["_id"]["app_name"], each["_id"]["user_id"]
 
 
 async def add_initial_states(
@@ -612,7 +638,8 @@ class ServiceSource(BaseSource):
                     SharedState(app_name, None, state.app),
                     SharedState(app_name, key.user_id, state.user),
                 ):
-                    if shared.state and shown.get(shared.user_id) != shared:
+                    is_new = shown.get(shared.user_id) != shared
+                    if shared.state and is_new and not selection.sessions:
                         shown[shared.user_id] = shared
                         yield shared
                 yield SessionHeader(key, state.session, updated)

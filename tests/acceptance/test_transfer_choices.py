@@ -78,7 +78,8 @@ async def test_a_conflict_fails_or_is_skipped_or_replaced(
 
     assert failed.returncode == 1
     assert f"Error: The target holds something else: {conflict}." in failed.stderr
-    assert ", --on-conflict skip in a terminal; " in failed.stderr
+    assert ": --on-conflict skip. --on-conflict replace takes back " in failed.stderr
+    assert "Policies" not in failed.stderr
     assert (skipped.returncode, skipped.stderr) == (3, f"  {conflict}\n")
     assert "4 unchanged, 1 left out for a conflict" in skipped.stdout
     assert kept.returncode == 3
@@ -117,7 +118,7 @@ async def test_unreadable_sessions_fail_an_import_or_are_skipped(
     assert untouched == []
     assert failed.returncode == 1
     assert failed.stderr.startswith("Error: Cannot be moved: ")
-    assert failed.stderr.endswith(", --on-error skip in a terminal.\n")
+    assert failed.stderr.endswith(" To continue without it: --on-error skip.\n")
     assert failed.stderr.count("\n") == 1
     assert verified.returncode == 3
     assert "2 differences" in verified.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -265,6 +266,99 @@ async def test_a_terminal_shows_rate_and_remaining_time(
     plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown)
     assert re.search(r"24 events [\d,]+/s \d:\d\d:\d\d", plain)
     assert "Moved 24 events" in shown
+
+
+async def test_one_conversation_is_brought_back_from_a_backup(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """With all its events; others, and the state that it shared, stay as they are."""
+    await fill(service)
+    path, place = str(tmp_path / "all.jsonl"), (mongodb_uri, "--database", database)
+    one = ("--app", "weather", "--user", "ada", "--session", "s1")
+    before = await service.get_session(
+        app_name="weather", user_id="ada", session_id="s1"
+    )
+    assert before is not None
+    call("export", *place, "--to", path)
+    await service.delete_session(app_name="weather", user_id="ada", session_id="s1")
+    await service.create_session(
+        app_name="weather", user_id="ada", state={"user:city": "Rome"}
+    )
+
+    exported = call("export", *place, *one[:-1], "s2")
+    restored = call("import", "jsonl", path, *place, *one)
+    verified = call("verify", "jsonl", path, *place, *one)
+
+    assert exported.stdout.count('{"session":') == 1
+    assert not re.search('^{"(app|user)_state"', exported.stdout, re.MULTILINE)
+    assert "1 new.\n" in restored.stdout
+    assert verified.stdout.endswith("no differences.\n")
+    after = await service.get_session(
+        app_name="weather", user_id="ada", session_id="s1"
+    )
+    assert after is not None
+    assert after.events == before.events
+    assert after.state == before.state | {"user:city": "Rome"}
+
+
+async def test_an_export_has_events_of_a_later_adk_as_they_are_stored(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient[Any],
+    tmp_path: Path,
+) -> None:
+    """They end no export, are counted, and are a problem of who imports them here."""
+    await fill(service)
+    later = {"n": [1, b"\xff"]}
+    events = admin[database]["events"]
+    events.update_one({"event.id": "s2-1-user"}, {"$set": {"event.later": later}})
+    own = {"event.actions.later": later}  # of which ADK can read no event at all
+    events.update_one({"event.id": "s2-2-user"}, {"$set": own})
+    path, place = str(tmp_path / "all.jsonl"), (mongodb_uri, "--database", database)
+
+    exported = call("export", *place, "--to", path)
+    imported = call(
+        "import", "jsonl", path, *place, "--prefix", "c_", "--on-error", "skip"
+    )
+
+    assert exported.returncode == 0
+    assert (
+        "2 events that this release of ADK cannot read: exported as" in exported.stderr
+    )
+    assert "with 24 events" in exported.stderr
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    found = {it["event"]["id"]: it["event"] for it in lines if "event" in it}
+    written = {"n": [1, {"%bytes": "/w=="}]}
+    assert found["s2-1-user"]["later"] == written
+    assert found["s2-2-user"]["actions"]["later"] == written
+    assert imported.returncode == 3
+    assert "no event that this release of ADK can read" in imported.stderr
+    assert "Moved 22 events" in imported.stdout
+
+
+async def test_an_export_leaves_out_what_it_may_skip(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient[Any],
+) -> None:
+    """A document that another tool has changed ends it, or is named and left out."""
+    await fill(service)
+    broken = {"$set": {"state": "text"}}
+    admin[database]["sessions"].update_one({"_id.session_id": "s2"}, broken)
+    exporting = ("export", mongodb_uri, "--database", database)
+
+    ended = call(*exporting)
+    skipping = call(*exporting, "--on-error", "skip")
+
+    assert ended.returncode == 1
+    assert "To continue without it: --on-error skip" in ended.stderr
+    assert skipping.returncode == 3
+    assert (
+        "session 's2' of user 'ada' in app 'weather': it is not as" in skipping.stderr
+    )
+    assert skipping.stdout.count('{"session":') == 4
 
 
 async def test_sealed_content_is_exported_only_by_its_hook(
