@@ -239,21 +239,11 @@ def service_closed_error() -> MongoSessionServiceError:
     return MongoSessionServiceError("The service was closed meanwhile.")
 
 
-def session_not_found_error(session_id: str) -> SessionNotFoundError:
+def session_not_found_error(session_id: str, why: str = "") -> SessionNotFoundError:
     """Make the error for a session that is not stored, or not any more."""
     from google.adk.errors.session_not_found_error import SessionNotFoundError
 
-    return SessionNotFoundError(f"Session {quoted(session_id)} not found.")
-
-
-def session_gone_error(session_id: str) -> SessionNotFoundError:
-    """Make the error for a turn whose session is not stored any more."""
-    from google.adk.errors.session_not_found_error import SessionNotFoundError
-
-    return SessionNotFoundError(
-        f"Session {quoted(session_id)} was deleted, or has expired, while its turn ran."
-        " Nothing more was stored."
-    )
+    return SessionNotFoundError(f"Session {quoted(session_id)} not found{why}.")
 
 
 def session_exists_error(session_id: str) -> AlreadyExistsError:

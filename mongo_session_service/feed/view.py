@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Final
 
 from bson.timestamp import Timestamp
 
@@ -30,6 +31,9 @@ from mongo_session_service.storage.statements import Query
 
 logger = logging.getLogger(__name__)
 
+_LONG: Final = 600.0
+"""Seconds after which the status of a turn may be gone, as its first partials are."""
+
 
 @dataclass(slots=True)
 class View:
@@ -47,7 +51,7 @@ class View:
     partials: list[Change] = field(default_factory=list)
     """Of the running turn: what is not stored yet, and its status."""
     turn: Change | None = None
-    """The turn that is over, unless its end is what one expects."""
+    """The turn that is over, or has run for long, unless it has ended as expected."""
     stored_ids: list[str] = field(default_factory=list)
     """The ids of the events that it has stored, or whose first partials are gone."""
 
@@ -86,18 +90,19 @@ async def load_view(
             await _add_partials(view, storage, key, turn, after.partial)
         else:
             view.past_epoch = turn.get("epoch", 0)
-        view.turn = _cut_off_turn(storage, session)
+        view.turn = _last_turn(storage, session)
     return view
 
 
-def _cut_off_turn(storage: Storage, session: Document) -> Change | None:
-    """The session's last turn, if it was stopped, has failed, or is abandoned."""
+def _last_turn(storage: Storage, session: Document) -> Change | None:
+    """The session's last turn, unless it has ended well or its partials show it."""
     turn, now = session.get("turn") or {}, storage.clock.now()
     if not turn.keys() & {"holder", "ended"}:
         return None
     is_free = lease_has_expired(storage, turn, now)
     info = stored_turn(session, is_free=is_free)
-    if info.status in {"running", "stopping", "ended"}:
+    is_running = info.status in {"running", "stopping"}
+    if info.status == "ended" or (is_running and now - info.since.timestamp() < _LONG):
         return None
     return Change(kind="turn", **SessionKey(*info[:3])._asdict(), turn=info, time=now)
 

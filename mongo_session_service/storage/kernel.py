@@ -381,18 +381,9 @@ class Storage(Database):
         copying = repeat(self.client, run, Effect.HARMLESS, patient=False)
         await uninterrupted(copying)
 
-    def lease(
-        self,
-        collection: str,
-        id_: object,
-        path: str = "",
-        beside: Sequence[Document] = (),
-    ) -> Lease:
-        """The lease in a document, at a path in it such as ``turn.``; not held yet.
-
-        The stages ``beside`` update the rest of the document with each renewal.
-        """
-        return Lease(self, collection, id_, path, beside)
+    def lease(self, collection: str, id_: object, path: str = "") -> Lease:
+        """The lease in a document, at a path in it such as ``turn.``; not held yet."""
+        return Lease(self, collection, id_, path)
 
     def follow(
         self,

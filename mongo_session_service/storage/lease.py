@@ -83,18 +83,9 @@ class Lease:
     """The lease in one document, as one claimant acquires, holds and releases it."""
 
     def __init__(
-        self,
-        storage: Storage,
-        collection: str,
-        id_: object,
-        path: str = "",
-        beside: Sequence[Document] = (),
+        self, storage: Storage, collection: str, id_: object, path: str = ""
     ) -> None:
-        """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields.
-
-        The stages ``beside`` update the rest of its document with each renewal.
-        """
-        self.beside = beside
+        """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields."""
         self.storage = storage
         self.collection = collection
         self.id = id_
@@ -105,6 +96,8 @@ class Lease:
         """How often it was acquired by now; 0 before this claimant has it."""
         self.renewed_at = 0.0
         """When it was renewed last, on this machine's monotonic clock."""
+        self.renewed_with: Sequence[Document] = ()
+        """The stages by which each renewal updates the rest of the document."""
         self.is_lost = False
         """Whether another claimant is known to hold it."""
         self.replaces_dead = False
@@ -473,8 +466,8 @@ def _renew_together(collection: Any, leases: list[Lease], time_limit: float) -> 
     where = {"_id": ids[0] if len(ids) == 1 else {"$in": ids}}
     mine = {f"{path}holder.token": {"$in": [each.token for each in leases]}}
     change: Any = {"$currentDate": {f"{path}renewed_at": True}}
-    if leases[0].beside:
-        change = [{"$set": {f"{path}renewed_at": "$$NOW"}}, *leases[0].beside]
+    if leases[0].renewed_with:
+        change = [{"$set": {f"{path}renewed_at": "$$NOW"}}, *leases[0].renewed_with]
     with pymongo.timeout(time_limit):
         renewed = collection.update_many({**where, **mine}, change)
         if renewed.matched_count < len(leases):

@@ -130,8 +130,8 @@ class EventInbox:
         return drained
 
 
-def _size(queued: tuple[object, RawBSONDocument]) -> int:
-    return len(queued[1].raw)
+def _size(document: RawBSONDocument) -> int:
+    return len(document.raw)
 
 
 class PartialQueue:
@@ -154,21 +154,15 @@ class PartialQueue:
         """Whether nothing more is written: the session is gone."""
 
     def add_partial(self, event: Event) -> None:
-        if not self.is_discarded:
-            self._waiting.add_event(event)
+        self._waiting.add_event(event)
 
     def add_status(self, turn: TurnInfo) -> None:
-        if not self.is_discarded:
-            self._noted += [*self._waiting.drain(), turn]
-
-    def discard(self) -> None:
-        self.is_discarded = True
-        self._waiting, self._noted = EventInbox(), []
+        self._noted += [*self._waiting.drain(), turn]
 
     def encode_all(self, hooks: Hooks, room: int) -> Iterator[RawBSONDocument]:
         """Remove the queued documents and yield them encoded, up to ``room`` bytes."""
         waiting, self._noted = [*self._noted, *self._waiting.drain()], []
-        for each in waiting:
+        for each in () if self.is_discarded else waiting:
             if isinstance(each, TurnInfo):
                 self.turn = each
                 yield self._encode(None, hooks)
@@ -181,7 +175,7 @@ class PartialQueue:
                 except MongoSessionServiceError as error:
                     self._leave_out(event, error)
                     break
-                room -= len(document.raw)
+                room -= _size(document)
                 if room < 0:
                     self._leave_out(event, _TOO_MUCH)
                     break
@@ -218,7 +212,7 @@ class PartialWriter:
     def __init__(self) -> None:
         self._queues: dict[PartialQueue, None] = {}
         """Queues with something to write, in order."""
-        self._unwritten: list[tuple[PartialQueue, RawBSONDocument]] = []
+        self._unwritten: list[RawBSONDocument] = []
         """Documents that a failed write has left."""
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -253,8 +247,7 @@ class PartialWriter:
             limits = storage.limits
             for each in queues:
                 left = limits.partial_unwritten_bytes - sum(map(_size, self._unwritten))
-                encoded = each.encode_all(storage.hooks, left)
-                self._unwritten += ((each, document) for document in encoded)
+                self._unwritten += each.encode_all(storage.hooks, left)
             async with self._writing:
                 await self._write(storage)
             ended = [each for each in queues if each.has_ended]
@@ -267,10 +260,9 @@ class PartialWriter:
     async def _write(self, storage: Storage) -> None:
         """Write all that is encoded; after a failure that passes it is kept."""
         most = storage.limits.partial_bytes
-        self._unwritten = [it for it in self._unwritten if not it[0].is_discarded]
         for part in cut_by_size([*self._unwritten], most, _size):
             try:
-                await _insert(storage, [document for _, document in part])
+                await _insert(storage, part)
                 record_size(PARTIAL_SIZES, storage.database.name, len(part))
             except StorageUnavailableError:
                 return

@@ -22,7 +22,7 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
     service_closed_error,
-    session_gone_error,
+    session_not_found_error,
     turn_lost_error,
 )
 from mongo_session_service.model.records import SessionKey
@@ -61,7 +61,7 @@ _CANCELLED: Final = (
     " turn: one of its tools, models or callbacks has let a CancelledError out. Have it"
     " raise another error."
 )
-_GONE: Final = "its session was deleted or has expired"
+_GONE: Final = "it was deleted, or has expired, while its turn ran"
 _LAST_WRITE: Final = 2.0
 """Seconds in which the end of the last turns is written, when a service is closed."""
 
@@ -235,10 +235,11 @@ class RunningTurn:
 
     def _end_gone(self) -> None:
         """Have it end soon, and write nothing more: its session is gone."""
-        self._failure = self._loss = session_gone_error(self.turn.key.session_id)
-        self.turn.set_status("failed", reason=_GONE, error=type(self._loss).__name__)
+        error = session_not_found_error(self.turn.key.session_id, f": {_GONE}")
+        self._failure = self._loss = error
+        self.turn.set_status("failed", reason=_GONE, error=type(error).__name__)
         if self._partials is not None:
-            self._partials.discard()
+            self._partials.is_discarded = True
         self._is_stopped.set()
 
     async def stop(self, reason: str | None = None) -> None:

@@ -225,9 +225,10 @@ class Turn:
         with Operation("turn", self.turns.database_name, app_name, session_id):
             backend = await self.turns.backends.backend()
             storage = backend.storage
-            least = storage.limits.lease_seconds
-            alive = [] if storage.is_mock else queries.renewed_life(storage, least)
-            self._lease = storage.lease("sessions", self.key.id, "turn.", alive)
+            self._lease = storage.lease("sessions", self.key.id, "turn.")
+            if not storage.is_mock:
+                least = storage.limits.lease_seconds
+                self._lease.renewed_with = queries.renewed_life(storage, least)
             self._line = backend.part(WaitingLine, storage)
             try:
                 session = await self._begin_turn(backend)
@@ -437,8 +438,12 @@ async def end_turns_of_erased(
 ) -> None:
     """Have the turns of an app, or of a user, end without a word; wait for a while.
 
-    A caller that is no running turn has nothing to stop, and loses its session.
+    A plain turn has nothing to stop, and loses its session. So does that of a caller
+    who is in one of them, as a tool: its end would come before anything is erased.
     """
+    owner = (app_name,) if user_id is None else (app_name, user_id)
+    if any(it.is_held and it.key[: len(owner)] == owner for it in _held.get()):
+        return
     where = turns_filter(app_name, user_id, "running", storage.clock.now())
     held = {
         **where,

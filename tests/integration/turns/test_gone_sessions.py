@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.runners import Runner
 from pymongo import MongoClient
 from support.raw_search import traces_of
-from support.scripted_model import said
+from support.scripted_model import ScriptedModel, call, said
 from support.spoken_model import SpokenModel
 from support.subscriptions import until
 from test_partials import STREAMED, read_until, spoken
@@ -96,7 +97,7 @@ async def test_a_turn_ends_with_its_session_and_leaves_nothing(
     assert not (erases and left)  # not even for a moment
     assert received[-1].kind == "deleted"
     assert running.turn.info.status == "failed"
-    assert running.turn.info.reason == "its session was deleted or has expired"
+    assert "was deleted, or has expired" in (running.turn.info.reason or "")
     assert not await service.stop_turn(**IDS)
     await until(lambda: not traces_of(IDS["user_id"], admin, database))
     await service.close()  # which writes what is left
@@ -136,6 +137,25 @@ async def test_what_was_deleted_can_be_stopped_until_it_has_ended(
         with pytest.raises(SessionNotFoundError):
             await running.result()
         assert not await service.stop_turn(**IDS)
+
+
+async def test_a_tool_may_erase_the_user_it_works_for(
+    service: MongoSessionService, admin: MongoClient[Any], database: str
+) -> None:
+    """The erasure does not wait for the turn it is in, which ends afterwards."""
+
+    async def forget_me() -> dict[str, bool]:
+        await service.delete_user(app_name=IDS["app_name"], user_id=IDS["user_id"])
+        return {"is_forgotten": True}
+
+    await service.create_session(**IDS, state={"user:name": "Ada"})
+    model = ScriptedModel(script=[call("forget_me"), "Bye."])
+    agent = LlmAgent(name="agent", model=model, tools=[forget_me])
+    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+    with pytest.raises(SessionNotFoundError):
+        async for _ in service.run_turn(runner, **OWNER, new_message=said("go")):
+            pass
+    await until(lambda: not traces_of(IDS["user_id"], admin, database))
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
@@ -236,6 +256,8 @@ async def test_a_late_reader_receives_no_text_whose_beginning_is_gone(
         for _ in range(2):  # the turn's begin, and "one "
             partials.find_one_and_delete({}, sort={"_id": 1})
         place = (received[-1].turn.epoch, received[-1].turn_position)
+        began = datetime.now(UTC) - timedelta(minutes=11)
+        admin[database].sessions.update_one({}, {"$set": {"turn.since": began}})
         async with (
             watch(elsewhere) as late,
             watch(
@@ -249,6 +271,8 @@ async def test_a_late_reader_receives_no_text_whose_beginning_is_gone(
             found = await late_changes(late)
     assert [*spoken(received).values()] == ["one two three"]
     assert spoken(found) == {}
+    assert [each.kind for each in found] == ["snapshot", "turn", "appended"]
+    assert found[1].turn.status == "running"
     assert found[-1].event.content.parts[0].text == "one two three"
 
 
