@@ -24,7 +24,11 @@ from mongo_session_service.model.results import (
     SessionSummary,
     TurnInfo,
 )
-from mongo_session_service.schema.setup import missing_indexes, recorded_version
+from mongo_session_service.schema.setup import (
+    NEEDED,
+    missing_indexes,
+    recorded_version,
+)
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import deletion, queries, redaction, search
 from mongo_session_service.sessions.details import ANNOUNCED
@@ -203,7 +207,7 @@ async def erase(
 
 @dataclass(frozen=True, slots=True)
 class SchemaContents:
-    collections: frozenset[str]
+    missing_collections: frozenset[str]
     missing_indexes: frozenset[str]
     """By collection and name: ``sessions.by_user``."""
     schema_version: int | None
@@ -216,5 +220,5 @@ async def read_schema(service: MongoSessionService) -> SchemaContents:
     version = await recorded_version(opened.storage)
     prefix = opened.storage.prefix
     lacking = {f"{prefix}{each.collection}.{each.name}" for each in missing}
-    names = {f"{prefix}{each}" for each in there}
-    return SchemaContents(frozenset(names), frozenset(lacking), version)
+    absent = {f"{prefix}{each}" for each in {*NEEDED} - there}
+    return SchemaContents(frozenset(absent), frozenset(lacking), version)

@@ -33,9 +33,10 @@ _MARKS: Final = {
 
 @click.command()
 @options.uri_argument
+@options.dry_run
 @options.as_json
 @options.with_address
-async def setup(address: options.ServiceAddress) -> bool:
+async def setup(address: options.ServiceAddress, *, dry_run: bool) -> bool:
     """Creates the collections and indexes that are missing.
 
     A service does so with its first write. This command does it beforehand, for example
@@ -48,24 +49,32 @@ async def setup(address: options.ServiceAddress) -> bool:
       mongo-session-service setup
     """
     async with address.open_service() as service:
-        before = await admin.stored_contents.read_schema(service)
-        await service.setup()
-        after = await admin.stored_contents.read_schema(service)
-    created = sorted(after.collections - before.collections)
-    indexes = sorted(before.missing_indexes - after.missing_indexes)
+        before = after = await admin.stored_contents.read_schema(service)
+        if not dry_run:
+            await service.setup()
+            after = await admin.stored_contents.read_schema(service)
+    created, indexes = before.missing_collections, before.missing_indexes
+    if not dry_run:
+        created -= after.missing_collections
+        indexes -= after.missing_indexes
     if terminal.shared_options().json:
         terminal.show_json(
             {
-                "collections": created,
-                "indexes": indexes,
+                "collections": sorted(created),
+                "indexes": sorted(indexes),
                 "missing_indexes": sorted(after.missing_indexes),
                 "schema_version": after.schema_version,
             }
         )
-        return not after.missing_indexes
+        return dry_run or not after.missing_indexes
+    did = "Would create" if dry_run else "Created"
     for names, what in ((created, "collections"), (indexes, "indexes")):
         if names:
-            terminal.print_remark(f"Created {what}: {', '.join(names)}.")
+            terminal.print_remark(f"{did} {what}: {', '.join(sorted(names))}.")
+    if dry_run:
+        if not (created or indexes):
+            terminal.print_remark(f"Nothing has to be created in {address.location}.")
+        return True
     if not after.missing_indexes:  # of which there was a warning
         done = "Set up" if created or indexes else "Nothing had to be created in"
         terminal.print_remark(

@@ -25,12 +25,12 @@ It rises when an earlier release would misread them: that one then refuses the d
 
 _VERSION_ID: Final = {"_id": "schema"}
 
-_NEEDED: Final = (
+NEEDED: Final = (
     *("sessions", "events", "app_states", "user_states", "partials"),
     *("checkpoints", "leases", "dead_letters", "metadata"),
 )
 """A transaction that has to create its collection conflicts with all others."""
-COLLECTIONS: Final = (*_NEEDED, "imports")
+COLLECTIONS: Final = (*NEEDED, "imports")
 _INDEXED: Final = ("sessions", "events", "partials")
 _LARGEST: Final = "events"
 """The collection that has nearly all bytes of a database; a third less if compressed by
@@ -121,7 +121,7 @@ class _CreationAttempts:
 
 async def _missing_collections(attempts: _CreationAttempts) -> set[str]:
     with attempts.recording_failure("collections"):
-        return {*_NEEDED} - await server.collection_names(attempts.storage)
+        return {*NEEDED} - await server.collection_names(attempts.storage)
     return set()
 
 

@@ -322,6 +322,30 @@ def test_setup_names_each_collection_and_index_that_it_creates(
     assert [each.returncode for each in (first, again, one, kept)] == [0, 0, 0, 3]
 
 
+def test_a_dry_setup_names_what_it_would_create(
+    at: tuple[str, ...], admin: MongoClient
+) -> None:
+    """It creates nothing, and is not a failure."""
+    new = (*at[:-1], f"{at[-1]}_new")
+    everything = call("setup", "--dry-run", *new)
+    call("setup", *at)
+    admin[at[-1]].sessions.drop_index("by_user")
+    one = call("setup", "--dry-run", "--json", *at)
+
+    assert "Would create collections: app_states, " in everything.stderr
+    assert (
+        "Would create indexes: events.event_id_once_per_session, " in everything.stderr
+    )
+    assert admin[new[-1]].list_collection_names() == []
+    assert json.loads(one.stdout) == {
+        "collections": [],
+        "indexes": ["sessions.by_user"],
+        "missing_indexes": ["sessions.by_user"],
+        "schema_version": 1,
+    }
+    assert [each.returncode for each in (everything, one)] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

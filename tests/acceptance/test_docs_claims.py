@@ -15,6 +15,7 @@ from support.doc_blocks import Reader, blocks_of
 from support.encryption_hooks import CANARY, clear_text, cluster_time
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.schema.setup import COLLECTIONS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -114,3 +115,13 @@ def test_troubleshooting_quotes_real_messages() -> None:
     assert {
         part for part in parts - ELSEWHERE if part.strip("'") not in messages
     } == set()
+
+
+def test_all_collections_are_removed() -> None:
+    """The page that removes the package leaves none of its collections."""
+    (removal,) = [
+        block.text
+        for block in blocks_of(DOCS / "operations" / "upgrading.md")
+        if block.language == "js"
+    ]
+    assert tuple(re.findall(r'"(\w+)"', removal)) == COLLECTIONS
