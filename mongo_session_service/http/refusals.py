@@ -6,8 +6,17 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+import time
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+)
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
@@ -67,6 +76,9 @@ _STAND_IN: Final = "\udc2f"
 
 _THREADS: Final = 40
 """Calls at once of an ``authorize`` that is a plain function."""
+
+_QUIET_SECONDS: Final = 60
+"""Seconds after which something that was wrong is over if nobody notices."""
 
 _MAX_BODY: Final = 65_536
 """Bytes of a request's body."""
@@ -287,23 +299,38 @@ class Episode:
 
     def __init__(self, level: int) -> None:
         self._level = level
-        self._lasts = False
+        self._noted_at = -math.inf
 
     def begin(self, why: str) -> None:
-        """Log why, unless it lasts already."""
-        if not self._lasts:
-            self._lasts = True
+        """Log why, unless it lasts: its end was not noted, and it was a minute ago."""
+        before, self._noted_at = self._noted_at, time.monotonic()
+        if self._noted_at - before > _QUIET_SECONDS:
             logger.log(self._level, why)
 
     def end(self, message: str) -> None:
-        """Log that it is over, if it has begun."""
-        if self._lasts:
-            self._lasts = False
+        """Log that it is over, if it lasts."""
+        if self._noted_at > -math.inf:
+            self._noted_at = -math.inf
             logger.info(message)
+
+
+class Outage(Episode):
+    """A time in which requests fail since MongoDB is away."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def note(self, error: Exception) -> None:
+        """Count a failed request."""
+        if isinstance(error, StorageUnavailableError):
+            self.begin(f"Requests are answered with 503. {error}")
 
 
 class SessionRoute(APIRoute):
     """A route whose ids may hold slashes, and that refuses by problem details."""
+
+    trusted_origins: frozenset[str]
+    outage: Outage
 
     @override
     def matches(self, scope: ASGIScope) -> tuple[Match, ASGIScope]:
@@ -323,31 +350,37 @@ class SessionRoute(APIRoute):
 
         async def answer_or_refuse(request: Request) -> Response:
             try:
-                if request.method == "GET":
-                    return await answer(request)
-                _check_origin(request)
-                _check_content_type(request)
-                return await answer(_with_limited_body(request))
+                if request.method != "GET":
+                    _check_origin(request, self.trusted_origins)
+                    _check_content_type(request)
+                    request = _with_limited_body(request)
+                response = await answer(request)
             except _REFUSED as error:
+                self.outage.note(error)
                 return problem_of_error(error)
+            self.outage.end("MongoDB answers again.")
+            return response
 
         return answer_or_refuse
 
 
-def _check_origin(request: Request) -> None:
-    """Refuse what another site may have a browser send with its user's cookies.
+def _check_origin(request: Request, trusted_origins: Collection[str]) -> None:
+    """Refuse what a page of another site has its reader's browser send.
 
-    A page of this server has it as its ``Origin``. A form can set no header, and a
-    script of another site none but those that the server allows it.
+    A browser names the page's site, or, by plain HTTP and if it is old, its origin
+    alone. What sends neither is no browser, and has no cookies of anybody else.
     """
-    origin = request.headers.get("origin", "").partition("://")[2]
-    is_own = bool(origin) and origin == request.headers.get("host")
-    if not is_own and "x-requested-with" not in request.headers:
-        message = (
-            "Writing needs an Origin of this server, as its own pages send it, or the"
-            " header X-Requested-With, with any value."
-        )
-        raise HTTPException(403, message)
+    origin = request.headers.get("origin", "")
+    site = request.headers.get("sec-fetch-site", "")
+    host = request.headers.get("host")
+    is_own = (
+        site in {"same-origin", "none"}
+        if site
+        else not origin or origin.partition("://")[2] == host
+    )
+    if not is_own and origin not in trusted_origins:
+        why = "Pages of another origin may not write; see trusted_origins."
+        raise HTTPException(403, why)
 
 
 def _check_content_type(request: Request) -> None:
@@ -454,10 +487,12 @@ def add_error_handlers(app: FastAPI) -> None:
     413 for ``DocumentTooLargeError``, 422 for ``InvalidInputError`` and for requests
     that FastAPI finds invalid; 503 with ``Retry-After`` while MongoDB is unavailable;
     500, and a line in the log, for other errors of the service. Each ``HTTPException``
-    keeps its status and headers.
+    keeps its status and headers. A warning has the cause of an outage, once.
     """
+    outage = Outage()
 
     async def refuse(_: Request, error: Exception) -> Response:
+        outage.note(error)
         return problem_of_error(error)
 
     for each in _REFUSED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -66,6 +67,7 @@ from mongo_session_service.http.refusals import (
     REFUSALS,
     Action,
     Authorize,
+    Outage,
     PermissionChecker,
     SessionRoute,
     at_once,
@@ -101,6 +103,8 @@ _NOT_OF_CLIENTS: Final = (
     ADK_METADATA,  # the title, which needs the permission to "update"
 )
 """What the state keys begin with that no client sets unless it is allowed to."""
+
+_ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+")
 
 _ONE: Final = "/sessions/{session_id}"
 
@@ -314,6 +318,7 @@ def sessions_router(
     runner: Runner | None = None,
     client_state: Collection[str] = (),
     run_config: RunConfig | None = None,
+    trusted_origins: Collection[str] = (),
 ) -> APIRouter:
     """Serves sessions as resources, in any FastAPI application, ADK's own too.
 
@@ -343,8 +348,10 @@ def sessions_router(
     :attr:`Change.json_text`. Requests are refused with problem details (RFC 9457):
     403, whatever exists, if ``authorize`` returns False; 404; 413; 415; 422; 503 with
     ``Retry-After`` while MongoDB is away, or too much is read of a session at once.
-    Unknown query parameters are ignored. Writes need an ``Origin`` of the same
-    host, or the header ``X-Requested-With``, which no form can send.
+    Unknown query parameters are ignored. Pages of another origin may not write: what a
+    browser sends for them has a ``Sec-Fetch-Site`` other than ``same-origin`` and
+    ``none``, or without one an ``Origin`` that is not the ``Host``. Clients that are no
+    browsers send neither.
 
     Args:
         service: The ``MongoSessionService``.
@@ -362,13 +369,21 @@ def sessions_router(
             the session, each by its whole name, as ``("user:theme", "temp:city")``.
             State of the app and the user is shared, and instructions and tools believe
             ``temp:`` keys, so any other one is refused with 422.
+        trusted_origins: Origins whose pages may write as well, such as
+            ``("https://app.example",)``. Their scripts also need FastAPI's
+            ``CORSMiddleware``.
 
     Raises:
-        ConfigurationError: ``authorize`` cannot be called, or ``client_state`` is no
-            collection of names.
+        ConfigurationError: ``authorize`` cannot be called, ``client_state`` is no
+            collection of names, or ``trusted_origins`` none of origins.
     """
     resources = SessionResources(
-        service, authorize, runner, run_config=run_config, client_state=client_state
+        service,
+        authorize,
+        runner,
+        run_config=run_config,
+        client_state=client_state,
+        trusted_origins=trusted_origins,
     )
     return resources.router()
 
@@ -385,11 +400,19 @@ class SessionResources:
         run_config: RunConfig | None = None,
         within: Scope = Scope(),  # noqa: B008  it cannot be changed
         client_state: Collection[str] = (),
+        trusted_origins: Collection[str] = (),
     ) -> None:
         if isinstance(client_state, str):
             message = "client_state must be a collection of names, such as a tuple."
             raise ConfigurationError(message)
+        if not all(map(_ORIGIN.fullmatch, trusted_origins)):
+            message = (
+                "trusted_origins must be a collection of origins as browsers send them,"
+                " such as https://app.example or http://localhost:3000."
+            )
+            raise ConfigurationError(message)
         self.client_state = frozenset(client_state)
+        self.trusted_origins = frozenset(trusted_origins)
         self.service = service
         self.runner = runner
         self.run_config = run_config or RunConfig()
@@ -403,9 +426,12 @@ class SessionResources:
 
     def router(self) -> APIRouter:
         """Make the routes; see :func:`sessions_router`."""
-        router = APIRouter(
-            route_class=SessionRoute, responses=REFUSALS, tags=["sessions"]
-        )
+
+        class Route(SessionRoute):
+            trusted_origins = self.trusted_origins
+            outage = Outage()
+
+        router = APIRouter(route_class=Route, responses=REFUSALS, tags=["sessions"])
         routes: list[tuple[Action | None, str, str, Any, Any, int]] = [
             ("list", "GET", "/sessions", self.list_sessions, SessionPage, 200),
             ("read", "GET", _ONE, self.get_session, Session, 200),
@@ -797,13 +823,17 @@ class SessionResources:
     @asynccontextmanager
     async def answer_in_time(self) -> AsyncIterator[None]:
         """Give a read as long as a client should wait for it."""
+        seconds = self.limits.http_answer_seconds
         try:
-            async with asyncio.timeout(self.limits.http_answer_seconds) as timer:
+            async with asyncio.timeout(seconds) as timer:
                 yield
         except TimeoutError:
-            if timer.expired():
-                raise StorageUnavailableError from None
-            raise
+            if not timer.expired():
+                raise
+            backend = backends_of(self.service).opened.get(asyncio.get_running_loop())
+            why = backend and backend.storage.why_unusable()
+            late = f"MongoDB did not answer in {seconds:g} seconds."
+            raise StorageUnavailableError(why or late) from None
 
 
 def _is_of_evaluation(session_id: str) -> bool:

@@ -102,7 +102,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bson.timestamp import Timestamp
-from pymongo.errors import ExecutionTimeout, NetworkTimeout
+from pymongo.errors import (
+    ExecutionTimeout,
+    NetworkTimeout,
+    ServerSelectionTimeoutError,
+)
 
 from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
 from mongo_session_service.model.records import Document
@@ -112,6 +116,7 @@ from mongo_session_service.storage.failures import (
     Effect,
     repeat,
     reporting_partial_removal,
+    translate_error,
 )
 from mongo_session_service.storage.lease import Lease
 from mongo_session_service.storage.snapshots import QueryResults
@@ -162,6 +167,12 @@ class Storage(Database):
         super().__init__(*args, **options)
         self.client_sessions = ClientSessions(self, _KEPT_CLIENT_SESSIONS)
         """Those in which batches are committed: their ids stand beside leases."""
+
+    def why_unusable(self) -> str | None:
+        """Return why no primary can be used, as far as known; None if one can."""
+        if self.is_mock or self.known_primary() is not None:
+            return None
+        return translate_error(ServerSelectionTimeoutError(), self.client).message
 
     async def read(
         self,

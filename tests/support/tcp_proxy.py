@@ -28,6 +28,7 @@ class Proxy:
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
+        self._port = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._lost: frozenset[int] = frozenset()
@@ -40,10 +41,19 @@ class Proxy:
         self._is_done = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        await self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Listen, on the port that it had before."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Cut off who is connected, and refuse others."""
         self._server.close()
         for each in self._writers:
             each.close()
@@ -53,9 +63,8 @@ class Proxy:
     @property
     def uri(self) -> str:
         """Where it is, as if it were the primary."""
-        port = self._server.sockets[0].getsockname()[1]
         # The members tell their own addresses, which a client would go to else.
-        return f"mongodb://127.0.0.1:{port}/?directConnection=true"
+        return f"mongodb://127.0.0.1:{self._port}/?directConnection=true"
 
     def lose(self, *numbers: int) -> None:
         """Lose the answers to these commands, counted from 1 and from now on."""

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from pymongo import MongoClient
-from support.http_paths import EVENTS, USER, USER_CHANGES, app_of
+from support.http_paths import CHANGES, EVENTS, SESSION, USER, USER_CHANGES, app_of
 from support.http_server import Client, may_read, serving
 from support.subscriptions import IDS, new_event
 from support.waiting import ask
@@ -113,6 +113,17 @@ async def test_sessions_that_wait_for_a_person_are_found(
         }
     ]
     assert (await asked(url, waiting="perhaps")).status_code == 422
+
+
+@pytest.mark.parametrize("path", [f"{USER}/sessions", SESSION, EVENTS, CHANGES])
+async def test_an_unknown_query_parameter_is_ignored(
+    service: MongoSessionService, url: str, path: str
+) -> None:
+    """As proxies, trackers and later clients add them."""
+    await create(service, "s")
+    target = url.replace(f"{USER}/sessions", path)
+    async with Client(target, utm_source="mail", limits="5") as client:
+        assert client.response.status_code == 200
 
 
 async def test_a_sessions_events_come_in_pages(

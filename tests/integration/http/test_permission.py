@@ -22,8 +22,6 @@ from support.subscriptions import SESSION as KEY
 from mongo_session_service import ConfigurationError, MongoSessionService
 from mongo_session_service.http import live_app, sessions_router
 
-WRITE = {"X-Requested-With": "test"}
-
 REQUESTS = [
     ("GET", f"{USER}/sessions", "list"),
     ("GET", USER_CHANGES, "list"),
@@ -46,7 +44,7 @@ async def session(service: MongoSessionService) -> Session:
 async def asked(url: str, method: str = "GET") -> httpx.Response:
     async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         body = {"title": "T"} if method == "PATCH" else None
-        return await http.request(method, url, json=body, headers=WRITE)
+        return await http.request(method, url, json=body)
 
 
 @pytest.mark.parametrize(("method", "path", "action"), REQUESTS, ids=str)

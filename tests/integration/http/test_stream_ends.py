@@ -19,6 +19,7 @@ from support.failpoints import failing, victim_uri
 from support.http_paths import CHANGES, app_of
 from support.http_server import PATIENCE, Client, serving, unread, until
 from support.subscriptions import SESSION, new_event
+from support.tcp_proxy import Proxy
 
 from mongo_session_service import MongoSessionService
 
@@ -247,9 +248,9 @@ async def test_an_outage_of_mongodb_is_answered_503() -> None:
 
 @pytest.mark.limits(http_answer_seconds=0.3)
 async def test_a_slow_mongodb_is_answered_503_in_time(
-    victim: MongoSessionService, admin: MongoClient
+    victim: MongoSessionService, admin: MongoClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing stays open."""
+    """Nothing stays open; the log has the cause."""
     session = await victim.create_session(**SESSION)
     await victim.append_event(session, new_event(a=1))
     stuck = {"blockConnection": True, "blockTimeMS": 1_500}
@@ -260,6 +261,40 @@ async def test_a_slow_mongodb_is_answered_503_in_time(
         await until(lambda: victim.feed_stats().subscriptions == 0)
 
     assert response.status_code == 503
+    assert "503. MongoDB did not answer in 0.3 seconds." in caplog.text
+
+
+@pytest.mark.usefixtures("session")
+async def test_an_outage_is_logged_once_with_its_cause(
+    service: MongoSessionService, admin: MongoClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its begin as a warning, not each request; its end as information."""
+    caplog.set_level("INFO", "mongo_session_service.http")
+    async with Proxy(*admin.address) as proxy:
+        uri = f"{proxy.uri}&serverSelectionTimeoutMS=100"
+        behind = MongoSessionService(uri, database=service.database_name)
+        async with (
+            behind,
+            serving(app_of(behind)) as url,
+            httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http,
+        ):
+            target = f"{url}{http_paths.SESSION}"
+            assert (await http.get(target)).status_code == 200
+            for _ in range(2):
+                await proxy.close()
+                for _ in range(2):
+                    assert (await http.get(target)).status_code == 503
+                await proxy.open()
+                async with asyncio.timeout(PATIENCE):
+                    while (await http.get(target)).status_code != 200:
+                        pass
+
+    began, ended, *again = caplog.records
+    assert (began.levelname, ended.levelname) == ("WARNING", "INFO")
+    assert "503. MongoDB is unavailable: 127.0.0.1:" in began.message
+    assert "Connection refused" in began.message
+    assert ended.message == "MongoDB answers again."
+    assert [each.message for each in again] == [began.message, ended.message]
 
 
 async def test_no_stored_value_ends_the_stream_of_another_user(

@@ -41,12 +41,10 @@ async def url(service: MongoSessionService, runner: Runner) -> AsyncIterator[str
 async def send(
     url: str, method: str, path: str, body: Any = None, **headers: str
 ) -> httpx.Response:
-    """A request of the server's own page."""
+    """A request of a program, which has no page."""
     more = {} if body is None else {"json": body}
     async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
-        return await http.request(
-            method, f"{url}{path}", headers={"Origin": url, **headers}, **more
-        )
+        return await http.request(method, f"{url}{path}", headers=headers, **more)
 
 
 async def read_until(client: Client, text: str) -> list[ServerEvent]:
