@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.runners import Runner
 from google.adk.sessions import Session
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from support.failpoints import victim_uri
 from support.resource_checks import leaving_nothing
-from support.subscriptions import APP, IDS, PATIENCE, USER, Follower, new_event
+from support.scripted_model import said
+from support.spoken_model import SpokenModel
+from support.subscriptions import (
+    APP,
+    IDS,
+    PATIENCE,
+    SESSION,
+    USER,
+    Follower,
+    new_event,
+)
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import Change, MongoSessionService
 
 SESSIONS = 100
 
@@ -54,3 +68,45 @@ async def test_a_hundred_appends_and_a_pool_of_one(
                 == {f"{APP}/{USER}/{number}": [1] for number in range(SESSIONS)}
             )
         )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_turn_is_followed_in_a_small_pool(
+    mongodb_uri: str, database: str, size: int
+) -> None:
+    """A borrowed client serves an agent, two streams and a consumer as well."""
+    model, handled = SpokenModel(), asyncio.Event()
+    agent = LlmAgent(name="agent", model=model)
+    received: list[str] = []
+
+    async def handle(change: Change) -> None:
+        if change.revision == 2:
+            handled.set()
+
+    async with (
+        asyncio.timeout(PATIENCE),
+        AsyncMongoClient(mongodb_uri, maxPoolSize=size) as client,
+        MongoSessionService(client=client, database=database) as service,
+        service.consumer("reader") as consumer,
+    ):
+        await service.create_session(**SESSION)
+        reading = asyncio.create_task(consumer.run(handle))
+        async with service.watch(*SESSION.values(), partials=True) as changes:
+            running = await service.start_turn(
+                Runner(agent=agent, app_name=APP, session_service=service),
+                user_id=USER,
+                session_id=SESSION["session_id"],
+                new_message=said("Hello?"),
+                run_config=RunConfig(streaming_mode=StreamingMode.SSE),
+            )
+            model.say("Hello.")
+            async for change in changes:
+                received.append(change.kind)
+                if change.kind == "partial":
+                    model.end_answer()
+                if change.revision == 2:
+                    break
+        await running.result()
+        await handled.wait()
+        reading.cancel()
+    assert {"snapshot", "turn", "partial", "appended"} <= {*received}
