@@ -106,6 +106,7 @@ from mongo_session_service.turns.running_turns import (
     RunArguments,
     RunningTurn,
     RunningTurns,
+    root_agent_name,
 )
 from mongo_session_service.turns.turn import (
     Turn,
@@ -792,7 +793,7 @@ class MongoSessionService(BaseSessionService):
                 ):
                     key = SessionKey(each.app_name, each.user_id, each.session_id)
                     turn = Turn(self._turns, key, 0)
-                    turn.root_agent_name = runner.agent.name
+                    turn.root_agent_name = root_agent_name(runner)
                     # Unless others were faster.
                     with suppress(TimeoutError, SessionNotFoundError):
                         if resume:

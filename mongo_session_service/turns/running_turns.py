@@ -77,6 +77,11 @@ class RunArguments(TypedDict, total=False):
     abort_signal: asyncio.Event | None
 
 
+def root_agent_name(runner: Runner) -> str | None:
+    """The name of a runner's root agent; an application's own runner may have none."""
+    return getattr(getattr(runner, "agent", None), "name", None)
+
+
 @public
 class RunningTurn:
     """A turn in which an agent runs, begun by ``MongoSessionService.start_turn``.
@@ -104,7 +109,7 @@ class RunningTurn:
     ) -> None:
         self.turn = turn
         """The turn that it holds."""
-        turn.root_agent_name = runner.agent.name
+        turn.root_agent_name = root_agent_name(runner)
         self._runner = runner
         self._run_arguments = run_arguments
         self._writer: PartialWriter
