@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import (
     AsyncIterator,
@@ -11,7 +12,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, date
 from enum import StrEnum
 from typing import Final
 
@@ -42,6 +43,16 @@ _FULL: Final = 0.9
 _TRANSACTION_LIFETIME: Final = "transactionLifetimeLimitSeconds"
 _LONG_LIFETIME: Final = 60
 """MongoDB's default; a shorter lifetime was set on purpose."""
+
+_LAST_FIXES: Final = {
+    5: date(2024, 10, 31),
+    6: date(2025, 7, 31),
+    7: date(2027, 8, 31),
+    8: date(2029, 10, 31),
+}
+"""The ends of life of MongoDB's releases."""
+_REPAIRED: Final = [9, 0, 2]
+"""The first of 9 that switches off new paths of change streams, which were faulty."""
 
 _AS_NEEDED: Final = "The first write creates it, by a user with privileges for setup."
 _AS_REPLICA_SET: Final = (
@@ -80,7 +91,15 @@ class Finding:
 def judge_server(hello: Document, build: Document) -> Finding:
     """Judge the server; ``ConfigurationError`` if it cannot be used."""
     server.check_server(hello, transactions=False)
-    return Finding("server", Status.OK, f"MongoDB {build['version']}")
+    text = f"MongoDB {build['version']}"
+    version = [int(each) for each in re.findall(r"\d+", text)[:3]]
+    if [9, 0] <= version < _REPAIRED:
+        text = f"{text}, whose change streams are repaired in 9.0.2"
+        return Finding("server", Status.WARNING, text, "Upgrade it.")
+    ended = _LAST_FIXES.get(version[0])
+    if ended is not None and ended < date.today():  # noqa: DTZ011  to the month
+        text = f"{text}, which gets no fixes since {ended:%B %Y}"
+    return Finding("server", Status.OK, text)
 
 
 def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:

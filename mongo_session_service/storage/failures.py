@@ -122,15 +122,19 @@ TRANSIENT_CODES: Final = frozenset(
         406,  # MigrationBlockingOperationCoordinatorCleaningUp
         407,  # PooledConnectionAcquisitionExceededTimeLimit
         412,  # UpdatesStillPending
+        453,  # InterruptedDueToReshardingCriticalSection
         9001,  # SocketException
         10107,  # NotWritablePrimary
         11600,  # InterruptedAtShutdown
         11602,  # InterruptedDueToReplStateChange
         13435,  # NotPrimaryNoSecondaryOk
         13436,  # NotPrimaryOrSecondary
+        91331,  # RetriableRemoteCommandFailure
+        10045600,  # InterruptedDueToFCVChange
         # Its category SystemOverloadedError.
         433,  # AdmissionQueueOverflow
         449,  # RateLimitExceeded
+        450,  # PooledConnectionAcquisitionRejected
         462,  # IngressRequestRateLimitExceeded
         # Its category SnapshotError: another snapshot may be read.
         239,  # SnapshotTooOld
@@ -147,6 +151,10 @@ TRANSIENT_CODES: Final = frozenset(
     }
 )
 """Codes of failures that pass: what may be repeated is, and a caller may try again."""
+_TRANSIENT_NAME: Final = "TooManyOpenTransactions"
+"""One of MongoDB 9 whose code is not published."""
+_OVERLOADED: Final = "SystemOverloadedError"
+"""The label of a server of MongoDB 9 that has turned a command away."""
 WRITE_CONFLICT: Final = 112
 _LIMIT_CODES: Final = {
     24,  # LockTimeout
@@ -291,9 +299,16 @@ def is_transient(error: PyMongoError) -> bool:
         # Who was dropped may be created again. Whose login was never accepted does not
         # come here: setting up has failed.
         is_login = is_logged_out(error) or _is_bad_login(error)
-        return is_resumable or is_login or error.code in TRANSIENT_CODES
+        return is_resumable or is_login or _passes(error)
     is_connection = isinstance(error, driver.ConnectionFailure | LoginLostError)
     return is_connection or is_starting(error)
+
+
+def _passes(error: OperationFailure) -> bool:
+    """True if a server has refused a command for a while."""
+    name = (error.details or {}).get("codeName")
+    is_overload = name == _TRANSIENT_NAME or error.has_error_label(_OVERLOADED)
+    return is_overload or error.code in TRANSIENT_CODES
 
 
 def is_starting(error: PyMongoError) -> bool:
@@ -326,7 +341,7 @@ def is_turned_away(error: PyMongoError) -> bool:
 
     The driver has repeated what has one of the labels, and it may have been done.
     """
-    is_refused = isinstance(error, OperationFailure) and error.code in TRANSIENT_CODES
+    is_refused = isinstance(error, OperationFailure) and _passes(error)
     is_labelled = any(error.has_error_label(label) for label in _REPEATED)
     is_not_primary = isinstance(error, driver.NotPrimaryError)
     return (is_refused or is_not_primary) and not is_labelled
@@ -462,7 +477,7 @@ def _refusal_error(error: OperationFailure) -> StorageError:
             " See docs/operations/mongodb.md#users-and-privileges."
         )
     is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
-    if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:
+    if is_labelled or _passes(error) or error.code in _LIMIT_CODES:
         return errors.StorageUnavailableError(
             f"MongoDB could not finish in time: {name}."
         )

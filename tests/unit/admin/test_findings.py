@@ -39,10 +39,27 @@ def held(*features: str) -> list[dict[str, Any]]:
     ]
 
 
+def judged(version: str) -> Finding:
+    return judge_server({"maxWireVersion": 17}, {"version": version})
+
+
+@pytest.mark.parametrize("version", ["9.0.2", "9.0.4", "9.1.0", "10.0.0"])
+def test_a_server_that_gets_fixes_is_well(version: str) -> None:
+    """Its version is all there is to say."""
+    finding = judged(version)
+    assert (finding.status, finding.says) == (OK, f"MongoDB {version}")
+
+
 @pytest.mark.parametrize(
     ("finding", "status", "says"),
     [
-        (judge_server({"maxWireVersion": 17}, {"version": "6.0.5"}), OK, "6.0.5"),
+        (
+            judged("5.0.32"),
+            OK,
+            "MongoDB 5.0.32, which gets no fixes since October 2024",
+        ),
+        (judged("6.0.5"), OK, "MongoDB 6.0.5, which gets no fixes since July 2025"),
+        (judged("9.0.1-rc0"), WARNING, "whose change streams are repaired in 9.0.2"),
         (judge_members(SET, []), OK, "3 members"),
         (judge_members({**SET, "hosts": ["a:1"]}, []), OK, "no other takes over"),
         (judge_members(SET, ["c:1"]), WARNING, "unreachable: c:1"),
