@@ -34,7 +34,7 @@ def lowest() -> list[str]:
     return [f"{each[1]}=={each[2]}" for each in filter(None, found)]
 
 
-@nox.session(python=["3.11", "3.12", "3.13"])
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 @nox.parametrize("packages", ["lowest", "newest"])
 def compatibility(session: nox.Session, packages: str) -> None:
     """Run the tests in an environment with these packages."""
