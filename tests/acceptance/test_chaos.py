@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from chaos.removals import campaign
 from chaos.run import Plan, run
 from support.replica_set import FailingReplicaSet
 
@@ -45,3 +46,16 @@ def test_answers_to_clients_are_true_under_faults(
         assert answers[kind, "ok"], answers
     kinds = {each.kind for each in outcome.history.readers if each.received}
     assert kinds == {"watch", "follow", "consume"}
+
+
+@pytest.mark.release
+@pytest.mark.xdist_group("heavy")
+def test_what_was_removed_is_nowhere_under_faults() -> None:
+    """Redactions, deletions and erasures beside turns, forks and readers, and kills."""
+    with FailingReplicaSet(members=3) as replica_set:
+        outcome = campaign(replica_set, seconds=40)
+
+    assert outcome.left == []
+    assert len(outcome.removed) > 50
+    for action in ("erased", "redact", "fork", "speak", "delete_fork", "append"):
+        assert outcome.done[action] > 5, outcome.done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from typing import Any
 
 from bson.raw_bson import RawBSONDocument
@@ -18,15 +19,27 @@ def traces_of(sought: str, admin: MongoClient[Any], database: str) -> list[str]:
 
     It is of eight characters or more.
     """
-    text = sought.encode()
-    # In Base64 it looks in three ways, of which the ends depend on what is beside it.
-    shifted = [base64.b64encode(b"\0" * n + text)[4:-4] for n in range(3)]
-    forms = [text, text.hex().encode(), text.hex().upper().encode(), *shifted]
+    return [name for _, name in find_traces([sought], admin, database)]
+
+
+def find_traces(
+    sought: Iterable[str], admin: MongoClient[Any], database: str
+) -> list[tuple[str, str]]:
+    """Return each of some texts that a document has, with the collection's name."""
+    forms = {each: _forms(each) for each in sought}
     return [
-        name
+        (each, name)
         for name in admin[database].list_collection_names()
         for document in admin[database][name]
         .with_options(codec_options=RAW)
         .find({}, {})
-        if any(form in document.raw for form in forms)
+        for each, shown in forms.items()
+        if any(form in document.raw for form in shown)
     ]
+
+
+def _forms(sought: str) -> list[bytes]:
+    text = sought.encode()
+    # In Base64 it looks in three ways, of which the ends depend on what is beside it.
+    shifted = [base64.b64encode(b"\0" * n + text)[4:-4] for n in range(3)]
+    return [text, text.hex().encode(), text.hex().upper().encode(), *shifted]
