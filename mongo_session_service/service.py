@@ -8,7 +8,7 @@ import logging
 import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -48,7 +48,6 @@ from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
     MongoSessionServiceError,
-    StorageUnavailableError,
     quoted,
     session_not_found_error,
 )
@@ -102,11 +101,11 @@ from mongo_session_service.storage.tasks import (
 )
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns.closing_events import with_reason
+from mongo_session_service.turns.recovery import Recovery
 from mongo_session_service.turns.running_turns import (
     RunArguments,
     RunningTurn,
     RunningTurns,
-    root_agent_name,
 )
 from mongo_session_service.turns.turn import (
     Turn,
@@ -777,34 +776,21 @@ class MongoSessionService(BaseSessionService):
         calls that it has left open are answered with an error, so that the session can
         go on; those that wait for a person stay open. Where only the answer is missing,
         an event marks that. The next turn of the session does so too. Any number of
-        processes may call this.
+        processes may call this. A session that cannot be repaired is logged, and tried
+        again later and later; nothing but a cancellation ends this call.
 
         Args:
             runner: The runner, built with this service.
-            resume: Whether the invocation goes on then, once, if the app is resumable.
+            resume: Whether the invocation goes on then, if the app is resumable: with
+                the others that were abandoned, and once alone.
             run_config: Passed to ``run_async`` then; it decides whether answers stream.
         """
-        app_name = check_id("app_name", _app_of(runner))
+        check_id("app_name", _app_of(runner))
         resume = validation.check_flag("resume", resume) and _is_resumable(runner)
-        while True:
-            with suppress(StorageUnavailableError):  # it looks again soon
-                for each in await self.find_turns(
-                    app_name=app_name, status="abandoned"
-                ):
-                    key = SessionKey(each.app_name, each.user_id, each.session_id)
-                    turn = Turn(self._turns, key, 0)
-                    turn.root_agent_name = root_agent_name(runner)
-                    # Unless others were faster.
-                    with suppress(TimeoutError, SessionNotFoundError):
-                        if resume:
-                            arguments: RunArguments = {"run_config": run_config}
-                            await self._running_turns.start(
-                                RunningTurn(turn, runner, arguments, is_resumption=True)
-                            )
-                        else:
-                            async with turn:
-                                turn.fail_if_taken_over()
-            await asyncio.sleep(self._limits.recovery_seconds)
+        recovery = Recovery(
+            self._turns, self._running_turns, runner, run_config, resumes=resume
+        )
+        await recovery.run()
 
     @override
     @traced

@@ -94,6 +94,8 @@ class Lease:
         """Distinguishes this claimant from all others."""
         self.epoch = 0
         """How often it was acquired by now; 0 before this claimant has it."""
+        self.found: Document = {}
+        """The lease as it was when it was acquired."""
         self.renewed_at = 0.0
         """When it was renewed last, on this machine's monotonic clock."""
         self.renewed_with: Sequence[Document] = ()
@@ -154,7 +156,7 @@ class Lease:
                 self.write_past_dead_holder(updating), seconds + 1
             )
             self.storage.contact.note_answer(asked_at)
-            self.epoch = found["epoch"] if found else 0
+            self.epoch, self.found = (found["epoch"], found) if found else (0, {})
             return found
 
         async def acquire() -> Document | None:
@@ -173,18 +175,21 @@ class Lease:
         return await self._repeat(lambda: uninterrupted(acquire()), patient=patient)
 
     async def release_lease(
-        self, ended: Document | None = None, *, forget: Iterable[str] = ()
+        self,
+        ended: Document | None = None,
+        *,
+        forget: Iterable[str] = (),
+        gone: Iterable[str] = ("holder", "since", "renewed_at"),
     ) -> Document | None:
         """Release the lease, and return what is left of it; None if it is another's.
 
-        Its field ``ended`` is set from now on; the fields ``forget`` go. If it takes
-        so long that the lease has expired by itself, it raises
+        Its field ``ended`` is set from now on; the fields ``forget`` go, beside its
+        own. If it takes so long that the lease has expired by itself, it raises
         ``StorageUnavailableError``.
         """
         path = self.path
         mine = {"_id": self.id, f"{path}holder.token": self.token}
-        gone = ("holder", "since", "renewed_at", *forget)
-        change: Document = {"$unset": {f"{path}{name}": "" for name in gone}}
+        change: Document = {"$unset": {f"{path}{it}": "" for it in (*gone, *forget)}}
         if ended is not None:
             change["$set"] = {f"{path}ended": ended}
 

@@ -105,7 +105,6 @@ class RunningTurn:
         *,
         keeps_partial_answer: bool = True,
         is_paced: bool = False,
-        is_resumption: bool = False,
     ) -> None:
         self.turn = turn
         """The turn that it holds."""
@@ -118,8 +117,6 @@ class RunningTurn:
         self._keeps_partial_answer = keeps_partial_answer
         self._is_paced = is_paced
         """Whether the runner continues only when its reader wants the next event."""
-        self._is_resumption = is_resumption
-        """Whether the invocation of an abandoned turn goes on in it."""
         self._wanted = asyncio.Semaphore(0)
         self._has_begun = asyncio.Event()
         self._is_stopped = asyncio.Event()
@@ -268,12 +265,11 @@ class RunningTurn:
         """Hold the turn while the runner runs; followers see its begin and end."""
         try:
             async with self.turn:
-                if self._is_resumption:
-                    invocation_id = await self.turn.claim_resumption()
-                    if invocation_id is None:
+                if self.turn.resumes:
+                    if self.turn.resumed_invocation is None:
                         self.turn.fail_if_taken_over()
                         return
-                    self._run_arguments["invocation_id"] = invocation_id
+                    self._run_arguments["invocation_id"] = self.turn.resumed_invocation
                 self._partials = PartialQueue(self.turn.info)
                 self._write_status()
                 self.turn.has_open_log = True
@@ -381,7 +377,7 @@ class RunningTurn:
             return
         if self._is_gone:
             return
-        with suppress(MongoSessionServiceError):  # the next turn closes it
+        with suppress(MongoSessionServiceError):  # who takes the turn next closes it
             try:
                 log = await turn.load_own_events()
             except SessionNotFoundError:

@@ -6,7 +6,8 @@ the waiting line:
 - ``first_revision``: of the first event that was appended within the turn. It goes when
   the turn is released; so who acquires the turn knows whether it was abandoned.
 - ``stop``: that somebody wants the turn to be stopped, and why.
-- ``resumed``: the invocation that was resumed last after its turn was abandoned.
+- ``resumed``: the invocation that was resumed last after its turn was abandoned, and
+  whether ``alone``: then it is not resumed again.
 - ``ended``: status, begin, host, reason and error of the last turn that was released.
 """
 
@@ -139,17 +140,21 @@ class Turn:
         self._limit = math.inf if wait is None else wait
         self.interrupts = False
         """Whether it stops who has the turn, unless a later caller does."""
-        self.abandoned_invocation: str | None = None
-        """The invocation that the turn before was running when its process died."""
         self.root_agent_name: str | None = None
         """The author of the mark that the turn before was cut off, if it was."""
+        self.resumes = False
+        """Whether the invocation of an abandoned turn is to go on in it."""
+        self.is_alone = True
+        """Whether no other invocation is resumed in this process as long as it runs."""
+        self.resumed_invocation: str | None = None
+        """The invocation that goes on in it."""
         self._first_revision = 0
         """The revision of its first event; 0 if it has none."""
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
         self._has_ttl = False
         self.has_open_log = False
-        """Whether an agent may have left calls open: the next turn closes them."""
+        """Whether the log may have open calls, which the next turn is to close."""
         self.runaway: asyncio.Task[None] | None = None
         """The agent that goes on though it was stopped, and may append nothing."""
         self.info = TurnInfo(
@@ -192,16 +197,14 @@ class Turn:
         if self._lease.replaces_dead:
             self.set_status("failed", reason=_DIED)
 
-    async def claim_resumption(self) -> str | None:
-        """Return the abandoned invocation if it was not resumed before, and is now."""
-        invocation_id = self.abandoned_invocation
-        if invocation_id is None:
-            return None
-        new = {"_id": self.key.id, "turn.resumed": {"$ne": invocation_id}}
-        change = {"$set": {"turn.resumed": invocation_id}}
-        backend = await self.turns.backends.backend()
-        (found,) = await backend.storage.commit(Update("sessions", new, change))
-        return invocation_id if found else None
+    async def accept_company(self) -> None:
+        """Note that others are resumed beside it: if it dies, it may be of them."""
+        if self.is_alone:
+            own = {"_id": self.key.id, queries.TURN_EPOCH: self._lease.epoch}
+            change = {"$set": {"turn.resumed.alone": False}}
+            backend = await self.turns.backends.backend()
+            await backend.storage.commit(Update("sessions", own, change))
+            self.is_alone = False
 
     async def append_event(self, event: Event) -> None:
         """Append an event at the end of the log, after whatever is there."""
@@ -256,11 +259,14 @@ class Turn:
                     raise
         if not self._lease.epoch:
             raise await self._busy_error()
-        # A time limit that ran out meanwhile did not let _acquire() set it.
-        self.info = self.info._replace(epoch=self._lease.epoch)
+        found = self._lease.found
+        since = found["since"].replace(tzinfo=UTC)
+        self.info = self.info._replace(epoch=self._lease.epoch, since=since)
+        self._first_revision = found.get("first_revision", 0)
+        self.has_open_log = self._first_revision > 0
         self.is_held = True
         self.turns.renewer.add_lease(self._lease)
-        if self._first_revision:  # whoever had the turn before has not released it
+        if self.has_open_log:  # whoever had the turn before has not released it
             await self._close_abandoned(backend)
         stored, _ = await asyncio.gather(
             self._load(backend, self._config), self._return_ticket()
@@ -270,15 +276,44 @@ class Turn:
         return to_session(stored)
 
     async def _close_abandoned(self, backend: Backend) -> None:
+        """Close what the turn before has left open; resume its invocation if wanted."""
         count(ABANDONED_TURNS, self.turns.database_name)
         own = await self._load_own_events(backend)
-        self.abandoned_invocation = own[-1].invocation_id if own else None
-        for event in closing_events_of_abandoned(own, self.root_agent_name):
+        closing = closing_events_of_abandoned(own, self.root_agent_name)
+        for event in closing:
             await self.append_event(with_reason(event, _DIED))
         storage = backend.storage
         await announce_abandoned_turn(storage, self.info)
-        closed = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
-        await storage.commit(Update("sessions", {"_id": self.key.id}, closed))
+        last = self._lease.found.get("resumed") or {
+            "invocation_id": None,
+            "alone": False,
+        }
+        invocation = own[-1].invocation_id if own else last["invocation_id"]
+        is_given_up = last == {"invocation_id": invocation, "alone": True}
+        if self.resumes and invocation and not is_given_up:
+            outcome = "is resumed"
+            self.resumed_invocation = invocation
+            resumed = {"invocation_id": invocation, "alone": self.is_alone}
+            # The next process finds it if this one dies before it appends anything.
+            end = self._first_revision + len(own) + len(closing)
+            change = {
+                "$set": {"turn.resumed": resumed, queries.TURN_FIRST_REVISION: end}
+            }
+        else:
+            outcome = (
+                "was resumed before, and is given up" if is_given_up else "has ended"
+            )
+            self.has_open_log = False
+            change = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
+        await storage.commit(Update("sessions", {"_id": self.key.id}, change))
+        logger.warning(
+            "The process of turn %d of session %s has died. The turn %s. Closing"
+            " events: %d.",
+            self.info.epoch - 1,
+            quoted(self.key.session_id),
+            outcome,
+            len(closing),
+        )
 
     async def _renew_life(self, least: float = 0.0) -> None:
         """Have a session with a ``ttl`` live for that from now on."""
@@ -325,10 +360,6 @@ class Turn:
             turn = await self._lease.acquire(
                 where, self._seconds_left, forget=("stop", "ended")
             )
-        if turn is not None:
-            since = turn["since"].replace(tzinfo=UTC)
-            self.info = self.info._replace(since=since)
-            self._first_revision = turn.get("first_revision", 0)
         if turn is not None and ticket and turn["ticket"] == ticket.number:
             await uninterrupted(waiting_line.end_line(storage, ticket))
         return turn is not None
@@ -395,7 +426,7 @@ class Turn:
     async def _end_turn(self) -> None:
         self.is_held = False
         if self.info.status in {"running", "stopping"}:
-            self.set_status("stopped" if self.has_open_log else "ended")
+            self.set_status("abandoned" if self.has_open_log else "ended")
         self.turns.renewer.discard_lease(self._lease)
         try:
             await uninterrupted(self._release_turn())
@@ -410,9 +441,13 @@ class Turn:
         backend = await self.turns.backends.backend()
         self._lease.storage = backend.storage
         await self._renew_life()
-        ended = encode_turn(self.info)
-        closed = () if self.has_open_log else ("first_revision",)
-        await self._lease.release_lease(ended, forget=("stop", *closed))
+        if self.info.status == "abandoned":  # whoever can close its log is to have it
+            gone = ("renewed_at", "holder.client_sessions", "stop")
+            await self._lease.release_lease(gone=gone)
+        else:
+            known = {"first_revision": self.has_open_log, "resumed": self.is_alone}
+            forget = ["stop", *(name for name, stays in known.items() if not stays)]
+            await self._lease.release_lease(encode_turn(self.info), forget=forget)
         await self._return_ticket()
 
 
@@ -456,6 +491,19 @@ async def end_turns_of_erased(
             # Other processes send no signal.
             while await storage.commit(stopping, time_limit=_ERASURE_WAITS) != [0]:  # noqa: ASYNC110
                 await asyncio.sleep(storage.limits.turn_poll_seconds)
+
+
+async def find_abandoned(storage: Storage, app_name: str) -> dict[SessionKey, bool]:
+    """Find abandoned turns of an app, and whether others were resumed beside them."""
+    where = turns_filter(app_name, None, "abandoned", storage.clock.now())
+    fields = {"turn.resumed.alone": 1, "is_free": lease_is_free(storage, "turn.")}
+    stages = ({"$project": fields}, {"$match": {"is_free": True}})
+    (found,) = await storage.read(Query("sessions", where, then=stages))
+    return {
+        SessionKey(**each["_id"]): each.get("turn", {}).get("resumed")
+        == {"alone": False}
+        for each in found
+    }
 
 
 async def find_turns(

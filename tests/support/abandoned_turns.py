@@ -18,8 +18,12 @@ async def abandon_turn(
     admin: MongoClient[Any],
     event: Event | None = None,
     ids: dict[str, str] = IDS,
+    **fields: Any,
 ) -> None:
-    """Leave the session as a process does that dies in a tool, or after an event."""
+    """Leave the session as a process does that dies in a tool, or after an event.
+
+    ``fields`` are more of the turn's, such as ``resumed``.
+    """
     sessions = admin[database].sessions
     where = {f"_id.{name}": value for name, value in ids.items()}
     async with service.turn(**ids) as session:
@@ -28,7 +32,7 @@ async def abandon_turn(
         called = Event(author="agent", invocation_id="died", content=content)
         await service.append_event(session, event or called)
         held = sessions.find_one(where)["turn"]  # type: ignore[index]
-    fields = ("holder", "since", "first_revision")
-    long_ago = {"turn.renewed_at": held["renewed_at"].replace(year=2000)}
-    dead = {f"turn.{name}": held[name] for name in fields} | long_ago
+    dead = {name: held[name] for name in ("holder", "since", "first_revision")}
+    dead["renewed_at"] = held["renewed_at"].replace(year=2000)
+    dead = {f"turn.{name}": value for name, value in (dead | fields).items()}
     sessions.update_one(where, {"$set": dead, "$unset": {"turn.ended": ""}})

@@ -1,0 +1,135 @@
+"""Recovery: repairs turns whose processes have died, or resumes their invocations.
+
+A resumed invocation may be what has killed its process. Of those that a process has
+resumed together the next one cannot tell which: it resumes one of them at a time, and
+an invocation whose process dies when nothing is resumed beside it is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+from mongo_session_service.errors import (
+    MongoSessionServiceError,
+    StorageUnavailableError,
+    TurnTakenError,
+    quoted,
+)
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.storage.tasks import backoff, is_being_cancelled
+from mongo_session_service.turns.running_turns import (
+    RunArguments,
+    RunningTurn,
+    RunningTurns,
+    root_agent_name,
+)
+from mongo_session_service.turns.turn import Turn, Turns, find_abandoned
+
+if TYPE_CHECKING:
+    from google.adk.agents.run_config import RunConfig
+    from google.adk.runners import Runner
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE: Final = 300.0
+"""Seconds after which a session is tried again that could not be recovered."""
+
+
+class Recovery:
+    """Recovers the abandoned turns of a runner's app; those that it resumes, if any."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        running_turns: RunningTurns,
+        runner: Runner,
+        run_config: RunConfig | None,
+        *,
+        resumes: bool,
+    ) -> None:
+        self._turns = turns
+        self._running_turns = running_turns
+        self._runner = runner
+        self._run_config = run_config
+        self._resumes = resumes
+        self._resumed: dict[RunningTurn, bool] = {}
+        """The turns that run, and whether each was resumed with others before."""
+        self._aside: dict[SessionKey | None, tuple[int, float]] = {}
+        """How often the recovery of a session has failed, and when it is tried again.
+        None stands for the search for such sessions."""
+
+    async def run(self) -> None:
+        """Recover turns until this call is cancelled."""
+        while True:
+            await self._attempt(None, self._recover_all)
+            await asyncio.sleep(self._turns.backends.limits.recovery_seconds)
+
+    async def _attempt(
+        self, key: SessionKey | None, work: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Do some work, unless it is put aside: for longer and longer if it fails."""
+        failures, again_at = self._aside.get(key, (0, 0.0))
+        if time.monotonic() < again_at:
+            return
+        try:
+            await work()
+        except (TurnTakenError, SessionNotFoundError):
+            pass  # others were faster
+        except (Exception, asyncio.CancelledError) as error:
+            if is_being_cancelled():
+                raise
+            if key is None and isinstance(error, StorageUnavailableError):
+                return  # it looks again soon
+            first = self._turns.backends.limits.recovery_seconds
+            pause = backoff(failures, first=first, longest=_LONGEST_PAUSE)
+            self._aside[key] = failures + 1, time.monotonic() + pause
+            is_safe = isinstance(error, MongoSessionServiceError)
+            logger.warning(
+                "%s: tried again in %.1f seconds. %s",
+                f"The turn of session {quoted(key.session_id)} was not recovered"
+                if key
+                else "No abandoned turns were found",
+                pause,
+                error if is_safe else type(error).__qualname__,
+            )
+        else:
+            self._aside.pop(key, None)
+
+    async def _recover_all(self) -> None:
+        backend = await self._turns.backends.backend()
+        found = await find_abandoned(backend.storage, self._runner.app_name)
+        for key, is_suspect in found.items():
+            resumed = {
+                each: is_suspect
+                for each, is_suspect in self._resumed.items()
+                if not each.is_done
+            }
+            self._resumed = resumed
+            if resumed and (is_suspect or any(resumed.values())):
+                continue  # it is to be alone, or another one is
+            for each in resumed:
+                await each.turn.accept_company()
+            turn = Turn(self._turns, key, 0)
+            turn.root_agent_name = root_agent_name(self._runner)
+            turn.resumes = self._resumes
+            turn.is_alone = is_suspect or (not resumed and len(found) == 1)
+            await self._attempt(
+                key, partial(self._recover, turn, is_suspect=is_suspect)
+            )
+
+    async def _recover(self, turn: Turn, *, is_suspect: bool) -> None:
+        if not self._resumes:
+            async with turn:
+                turn.fail_if_taken_over()
+            return
+        arguments: RunArguments = {"run_config": self._run_config}
+        running = RunningTurn(turn, self._runner, arguments)
+        await self._running_turns.start(running)
+        self._resumed[running] = is_suspect
