@@ -15,6 +15,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
+from importlib.resources import files
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_type_hints
 from weakref import WeakValueDictionary
 
@@ -125,6 +126,18 @@ LastEventId: TypeAlias = Annotated[
     Header(pattern=r"^[0-9]{1,18}(-[0-9]{1,18}-[0-9]{1,18})?(-[0-9a-f]{16})?$"),
 ]
 """The place of a subscription; a revision alone is that of any session of the id."""
+
+
+_SAMPLE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "example": (files(__package__) / "sample_stream.txt").read_text("utf-8")
+            }
+        }
+    }
+}
+"""One of each event of a stream, for FastAPI's schema."""
 
 
 class _Shape(BaseModel):
@@ -449,13 +462,15 @@ class SessionResources:
         for action, method, path, endpoint, model, status in routes:
             if action == "run" and self.runner is None:
                 continue
+            is_stream = model is SessionChange
             router.add_api_route(
                 f"/apps/{{app_name}}/users/{{user_id}}{path}",
                 endpoint,
                 methods=[method],
                 response_model=model,
-                response_class=ChangeStream if model is SessionChange else JSONResponse,
+                response_class=ChangeStream if is_stream else JSONResponse,
                 status_code=status,
+                responses=_SAMPLE if is_stream else None,
                 dependencies=[self._permission_check(action)] if action else [],
             )
         return router
