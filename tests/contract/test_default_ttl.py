@@ -44,7 +44,7 @@ async def test_a_default_applies_where_no_time_to_live_is_given(
 async def test_appends_renew_the_default_time_to_live(
     brief: MongoSessionService,
 ) -> None:
-    """A session in use lives on, and ends its time after the last append."""
+    """A session in use lives on, and ends its time after the last append, if read."""
     clock = Clock.set()
     session = await brief.create_session(**SESSION)
     for _ in range(3):
@@ -53,6 +53,7 @@ async def test_appends_renew_the_default_time_to_live(
 
     clock.now += 99
     assert await ids(brief) == ["s"]
+    assert await brief.get_session(**SESSION) is not None
     clock.now += 1
     assert await ids(brief) == []
 
