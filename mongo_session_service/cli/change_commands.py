@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -304,7 +304,12 @@ async def _trim_sessions(
     from google.adk.errors.session_not_found_error import SessionNotFoundError
 
     counts = {"sessions": 0, "trimmed": 0, "events": 0}
-    with terminal.progress("Trimming", None) as advance:
+    with (
+        options.noting_interruption(
+            lambda: f"removed {counted(counts['events'], 'event')}"
+        ),
+        terminal.progress("Trimming", None) as advance,
+    ):
         async for each in iter_sessions(service, {"app_name": app_name}):
             removed = 0
             with suppress(SessionNotFoundError):  # it was deleted meanwhile
@@ -377,10 +382,20 @@ async def prune(
             options.require_confirmation(f"{plan}, for ever.", is_agreed=False)
         if not dry_run:
             total = pruned.sessions + pruned.events
-            with terminal.progress("Pruning", total, what="document") as advance:
-                pruned = await service.prune(
-                    lambda now: advance(now.sessions + now.events), **wanted
-                )
+            pruned = replace(pruned, sessions=0, events=0)
+
+            def note(now: Pruned) -> None:
+                nonlocal pruned
+                pruned = now
+                advance(now.sessions + now.events)
+
+            with (
+                options.noting_interruption(
+                    lambda: f"removed {_counts_text(pruned) or 'nothing'}"
+                ),
+                terminal.progress("Pruning", total, what="document") as advance,
+            ):
+                pruned = await service.prune(note, **wanted)
     would = "Would remove" if dry_run else "Removed"
     sessions = counted(pruned.sessions, "session")
     counts = f"{sessions} and {counted(pruned.events, 'event')}"
@@ -441,8 +456,6 @@ async def _erase_found(
     *,
     is_agreed: bool,
 ) -> Erased:
-    from asyncio import CancelledError
-
     from mongo_session_service.model.records import SessionKey
 
     erased = admin.stored_contents.NOTHING
@@ -452,13 +465,8 @@ async def _erase_found(
         if is_agreed:
             terminal.print_remark(plan)
     if found is not None:
-        try:
+        with options.noting_interruption(lambda: "a part may be erased"):
             erased = await admin.stored_contents.erase(service, *ids) or found
-        except CancelledError:
-            terminal.warn(
-                "Interrupted: a part may be erased. Run it again for the rest."
-            )
-            raise
     # An app or user is looked through anyway, for what a crash has left of it.
     if gone := _counts_text(erased):
         terminal.print_remark(f"Erased {gone}.")

@@ -530,11 +530,19 @@ def labels_text(labels: dict[str, str]) -> str:
 
 def event_texts(event: dict[str, Any]) -> Iterator[str]:
     """Describe an event's content and actions: texts whole, all else within bounds."""
+    from mongo_session_service.codec.waiting_calls import ABORTED, STOPPED
+
     for part in event.get("content", {}).get("parts") or ():
         if text := _part_text(part):
             yield text if "text" in part else _shortened(text)
     code, message = event.get("errorCode", ""), event.get("errorMessage", "")
-    if code or message:
+    reason = (event.get("customMetadata") or {}).get("stop_reason")
+    because = f": {reason}" if reason else ""
+    if event.get("interrupted"):
+        yield f"(cut off{because})"
+    if (code, message) == (ABORTED, STOPPED):
+        yield f"(stopped by the user{because})"
+    elif code or message:
         yield ": ".join(filter(None, (f"error {code}".rstrip(), message)))
     actions = event["actions"]
     if agent := actions.get("transferToAgent"):

@@ -15,8 +15,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -54,7 +54,7 @@ _NO_URI: Final = (
 )
 
 
-_SECONDS_OF: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECONDS_OF: Final = {"s": 1, "h": 3600, "d": 86400}
 """Seconds of the units of durations."""
 
 
@@ -102,9 +102,11 @@ def _parse_duration(text: str) -> float:
     """Parse a number with a unit, at most 100 years; return its seconds."""
     from mongo_session_service.model.metadata import MAX_TTL
 
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([shd])", text.strip())
     if parts is None:
-        raise ValueError(f"{text!r} is not a duration such as 7200s, 12h or 7d.")
+        unclear = " m may be minutes or months." if text.strip().endswith("m") else ""
+        message = f"{text!r} is not a duration such as 7200s, 12h or 7d.{unclear}"
+        raise ValueError(message)
     seconds = float(parts[1]) * _SECONDS_OF[parts[2]]
     if not 0 < seconds <= MAX_TTL:
         longest = f"{MAX_TTL / _SECONDS_OF['d']:.0f}d (100 years)"
@@ -209,9 +211,16 @@ def _store_option(
         setattr(context.ensure_object(SharedOptions), str(parameter.name), value)
 
 
-def _store_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
+def _store_uri(
+    context: click.Context, parameter: click.Parameter, uri: str | None
+) -> None:
     """Keep a URI that was given as an option or as an argument."""
     shared = context.ensure_object(SharedOptions)
+    names_app = any("--app" in each.opts for each in context.command.params)
+    if uri and names_app and "://" not in uri and parameter.param_type_name != "option":
+        app = shlex.quote(printable(uri))
+        message = f"{app} is no MongoDB URI. Did you mean --app {app}?"
+        raise click.UsageError(message, context)
     if uri and shared.uri not in {None, uri}:
         message = "Two different URIs are given: leave one of them out."
         raise click.UsageError(message, context)
@@ -391,6 +400,18 @@ def run_until_done(body: Coroutine[Any, Any, Result]) -> Result:
     import asyncio
 
     return asyncio.run(body)
+
+
+@contextmanager
+def noting_interruption(note: Callable[[], str]) -> Iterator[None]:
+    """Print what an interruption leaves of the work in the block."""
+    from asyncio import CancelledError
+
+    try:
+        yield
+    except CancelledError:
+        terminal.warn(f"Interrupted: {note()}. Run it again for the rest.")
+        raise
 
 
 def with_password(url: str, password: str | None) -> str:

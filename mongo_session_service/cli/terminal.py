@@ -73,11 +73,18 @@ def table(rows: Sequence[dict[str, Text]]) -> Table:
     return shown
 
 
-def _stdout() -> Console:
-    """Open standard output; where it is not a terminal, lines have no limit."""
+def _console(**options: Any) -> Console:
+    """Open a console that has 256 colours, if any: of eight, grey would be white."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(**options)
+    is_poor = console.color_system == "standard"
+    return Console(color_system="256", **options) if is_poor else console
+
+
+def _stdout() -> Console:
+    """Open standard output; where it is not a terminal, lines have no limit."""
+    console = _console()
     if not console.is_terminal:
         console.width = sys.maxsize
     return console
@@ -170,7 +177,6 @@ def progress(
     if is_silent or not is_shown or not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         Progress,
@@ -184,7 +190,7 @@ def progress(
     # Those of rich are hard to read on a light background.
     plain = dict.fromkeys(["percentage", "remaining", "elapsed"], "default")
     theme = Theme({f"progress.{name}": style for name, style in plain.items()})
-    console = Console(file=sys.stderr, theme=theme)
+    console = _console(file=sys.stderr, theme=theme)
     bar = Progress(
         "{task.description}",
         BarColumn(bar_width=None),

@@ -39,6 +39,9 @@ MAX_NAMED: Final = 100
 ABORTED: Final = "INVOCATION_ABORTED"
 """The error code of closing events, by which ADK recognises its own."""
 
+STOPPED: Final = "Invocation was aborted by client."
+"""ADK's own message in those that a user's stop has brought about."""
+
 REDACTED: Final = "__redacted__"
 """The custom metadata that marks an event whose content was replaced."""
 

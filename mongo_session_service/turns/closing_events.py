@@ -12,10 +12,8 @@ from typing import Final
 from google.adk.events.event import Event
 from google.genai import types
 
-from mongo_session_service.codec.waiting_calls import ABORTED
+from mongo_session_service.codec.waiting_calls import ABORTED, STOPPED
 
-_STOPPED: Final = "Invocation was aborted by client."
-"""ADK's own message."""
 _FAILED: Final = "The turn failed before this call was answered."
 _CUT_OFF: Final = "The turn was cut off: its process has ended."
 
@@ -43,8 +41,8 @@ def closing_events_of_stopped(
         is_reply = last.author != "user" and last.is_final_response()
         if is_reply and last.isolation_scope:
             continue  # a task agent that waits for its user
-        answers = _error_responses(own, _STOPPED, closes_waiting=True)
-        closing += answers or [_abort_event(invocation_id, root_agent_name, _STOPPED)]
+        answers = _error_responses(own, STOPPED, closes_waiting=True)
+        closing += answers or [_abort_event(invocation_id, root_agent_name, STOPPED)]
     return closing
 
 

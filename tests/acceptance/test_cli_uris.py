@@ -95,6 +95,15 @@ async def test_a_uri_is_taken_wherever_it_stands(
         assert shown.replace("{}", database) in each.stdout + each.stderr
 
 
+@pytest.mark.parametrize("command", ["sessions", "watch", "live", "prune", "export"])
+def test_an_app_in_the_place_of_the_uri_is_understood(command: str) -> None:
+    """The error has the option that takes it."""
+    done = call(command, "my app", MONGODB_URI="mongodb://127.0.0.1:1/")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'my app' is no MongoDB URI. Did you mean --app 'my app'?" in done.stderr
+
+
 @pytest.mark.parametrize("form", TWO, ids=" ".join)
 def test_two_uris_are_refused(form: list[str]) -> None:
     """Neither is used in silence, nor shown: both may hold a password."""

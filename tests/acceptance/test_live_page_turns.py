@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from google.adk.events import Event
+from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
+from google.adk.tools.tool_confirmation import ToolConfirmation
 from google.genai import types
 from playwright.async_api import Page, expect
 from support.live_pages import of
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.codec.waiting_calls import STOPPED
 
 NOON = 1_800_000_000.0
 
@@ -92,6 +94,32 @@ async def test_a_turns_heading_has_its_tokens_tools_errors_and_time(
     await expect(page.locator(".when i")).to_have_text(
         ["+1.0 s", "+2.5 s", "+500 ms", "+1.0 s", "+1.0 s"]
     )
+
+
+async def test_a_stop_and_a_confirmation_are_no_errors(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """A call that waited for a person's word, and one that a user has stopped."""
+    asking = EventActions(requested_tool_confirmations={"c1": ToolConfirmation()})
+    stopped = {"error_code": "INVOCATION_ABORTED", "error_message": STOPPED}
+    because = {"custom_metadata": {"stop_reason": "too long"}}
+    for each in (
+        event(0, "i1", call("refund", "c1")),
+        event(1, "i1", result("refund", "c1", {"error": "asks"}), actions=asking),
+        event(2, "i1", result("refund", "c1", {"done": True})),
+        event(3, "i2", call("search", "c2")),
+        event(
+            4, "i2", result("search", "c2", {"error": STOPPED}), **stopped, **because
+        ),
+    ):
+        await service.append_event(session, each)
+    await page.goto(of(url))
+
+    await expect(page.locator(".event")).to_have_count(5)
+    last = page.locator('[data-revision="5"]')
+    await expect(last.locator(".tag")).to_have_text("stopped by the user: too long")
+    await expect(page.locator(".bad")).to_have_count(0)
+    await expect(page.locator("#sums")).not_to_contain_text("error")
 
 
 async def test_a_call_and_its_result_are_one_card(

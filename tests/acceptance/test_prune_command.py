@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import re
+import signal
+from typing import Any
 
 import pytest
 from google.adk.events import Event
-from support.cli_runner import call
+from pymongo import MongoClient
+from support.cli_runner import call, start
 from support.fake_clock import Clock
+from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.model.records import SessionKey
 
 
 async def fill(service: MongoSessionService) -> None:
@@ -44,6 +51,36 @@ async def test_prune_removes_and_counts(
     assert (pruned.stdout, pruned.stderr) == ("", f"Removed {found}")
     assert json.loads(again.stdout) == {"sessions": 0, "events": 0}
     assert len((await service.list_sessions(app_name="app")).sessions) == 1
+
+
+@pytest.mark.limits(sweep_interval=math.inf)
+async def test_an_interrupted_prune_tells_what_went(
+    mongodb_uri: str,
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+) -> None:
+    """And to run it again; what was removed by half goes as what has expired."""
+    Clock.set().now = 1e9
+    key = SessionKey("app", "ada", "long")
+    await store_long_session(service, admin, database, key, 20_000)
+    pruning = ("prune", "--created-before", "2002-01-01", "--uri", mongodb_uri)
+    pruning += ("--database", database)
+    with admin[database].watch() as stream:
+        process = await asyncio.to_thread(start, *pruning)
+        await asyncio.to_thread(next, stream)
+        process.send_signal(signal.SIGINT)
+    _, said = await asyncio.to_thread(process.communicate)
+
+    again = call(*pruning)
+    call("prune", *pruning[3:])  # as every process does soon for what is half removed
+
+    assert process.returncode == 130
+    assert re.fullmatch(
+        rb"Interrupted: removed .*\. Run it again for the rest\.\n", said
+    ), said
+    assert again.returncode == 0
+    assert admin[database].events.count_documents({}) == 0
 
 
 @pytest.mark.limits(sweep_interval=math.inf)

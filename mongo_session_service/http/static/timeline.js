@@ -7,7 +7,7 @@ import { highlight } from "./highlight.js";
 import { endOfPart, markdown } from "./markdown.js";
 import { METADATA } from "./state.js";
 import { inCalendar, inClock, lasted, timeOf } from "./times.js";
-import { hasFailed, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
+import { hasFailed, isError, isStop, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
 import { children, find, isTree, literal, matches, parse, pretty, sizeOf, sketch, words, wordsOf } from "./values.js";
 
 export function hueOf(author) {
@@ -142,7 +142,7 @@ class Call {
     this.tail.textContent = this.words;
     if (!this.response) return;
     this.result.textContent = `→ ${sketch(this.response, 90)}`;
-    this.element.classList.toggle("bad", hasFailed(this.response));
+    this.element.classList.toggle("bad", this.failed);
     if (this.element.open) this.element.lastChild.replaceChildren(...this.inside());
   }
 
@@ -152,9 +152,9 @@ class Call {
   }
 
   /** Take the result; a user's answer took a user's time, which is not the tool's. */
-  answer({ response, item }) {
+  answer({ response, failed, item }) {
     const isByUser = item.author === "user";
-    this.response = response;
+    Object.assign(this, { response, failed });
     const seconds = item.at.seconds - this.at;
     this.words = isByUser ? "answered by the user" : lasted(seconds);
     if (!isByUser && seconds > this.batch.seconds) {
@@ -307,8 +307,9 @@ export class Timeline {
       }
       if (!functionResponse) return null;
       const { id, response = {} } = functionResponse;
-      if (hasFailed(response)) item.turn.sums.add("errors", 1);
-      const answer = { response, item, place };
+      const failed = hasFailed(functionResponse, event);
+      if (failed) item.turn.sums.add("errors", 1);
+      const answer = { response, failed, item, place };
       const call = isEarlier ? null : this.calls.get(id) ?? null;
       if (call) call.answer(answer);
       else if (id && !this.isWhole) this.answers.set(id, [...(this.answers.get(id) ?? []), answer]);
@@ -384,10 +385,10 @@ export class Timeline {
   /** What an event can be filtered by; the choice of them grows with each new one. */
   kindsOf(event, delta) {
     const kinds = [["Authors", event.author ?? ""]];
-    if (event.errorCode || event.errorMessage) kinds.push(["Others", "errors"]);
+    if (isError(event)) kinds.push(["Others", "errors"]);
     for (const { functionCall: call, functionResponse: answer } of event.content?.parts ?? []) {
       if (call || answer) kinds.push(["Tools", (call ?? answer).name ?? ""]);
-      if (hasFailed(answer?.response)) kinds.push(["Others", "errors"]);
+      if (hasFailed(answer, event)) kinds.push(["Others", "errors"]);
     }
     for (const name of Object.keys(delta)) {
       if (this.choices.get(KEYS)?.childElementCount >= MOST) break;
@@ -481,7 +482,10 @@ export class Timeline {
 
   body(event, delta, item) {
     const made = [];
-    if (event.errorCode || event.errorMessage) {
+    if (isStop(event)) {
+      const { stop_reason: reason } = event.customMetadata ?? {};
+      made.push(make("div", "", make("span", "tag", `stopped by the user${reason ? `: ${reason}` : ""}`)));
+    } else if (isError(event)) {
       made.push(make("div", "", make("span", "tag bad", String(event.errorCode ?? "error"))));
       if (event.errorMessage) made.push(...text(String(event.errorMessage), "text"));
     }

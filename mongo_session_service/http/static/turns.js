@@ -20,8 +20,13 @@ export function tokensOf(event) {
 export const tokenWords = (tokens) =>
   Object.entries(tokens).map(([kind, count], place) => `${counted.format(count)}${place ? "" : " tokens"} ${kind}`).join(" · ");
 
-/** Whether a tool failed: ADK puts an "error" in its response. */
-export const hasFailed = (response) => Boolean(response?.error);
+/** Whether an event ends what a user has stopped, in ADK's own words. */
+export const isStop = (event) => event.errorCode === "INVOCATION_ABORTED" && event.errorMessage === "Invocation was aborted by client.";
+
+export const isError = (event) => Boolean(event.errorCode || event.errorMessage) && !isStop(event);
+
+/** Whether a tool failed: ADK puts an "error" in its response, but also where it is stopped or asks to confirm. */
+export const hasFailed = (answer, event) => Boolean(answer?.response?.error) && !isStop(event) && !(answer.id in (event.actions?.requestedToolConfirmations ?? {}));
 
 /** What events sum up to, of a turn or of the session. */
 export class Sums {
@@ -112,7 +117,7 @@ export class Turn {
 
   count(event) {
     this.sums.used(tokensOf(event), event.modelVersion);
-    if (event.errorCode || event.errorMessage) this.sums.add("errors", 1);
+    if (isError(event)) this.sums.add("errors", 1);
     this.timeline.altered.add(this);
   }
 

@@ -79,6 +79,7 @@ def test_the_version_is_printed() -> None:
         ("set a b c --ttl 36526d", "'--ttl': '36526d' is out of range: more than 0"),
         ("prune --idle-for 0.0h", "'--idle-for': '0.0h' is out of range: more than 0"),
         ("trim a --older-than 90", "'90' is not a duration such as 7200s, 12h or 7d."),
+        ("trim a --older-than 3m", "12h or 7d. m may be minutes or months."),
         ("trim a --older-than 36526d", "more than 0, at most 36525d (100 years)."),
         ("prune --created-before 2999-01-01", "'2999-01-01' is not in the past"),
         ("prune --created-before 1969-12-31", "'1969-12-31' is not in the past"),
