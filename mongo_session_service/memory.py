@@ -99,9 +99,7 @@ class _MemoryFeeder:
             # It may be the end of an earlier session of this id, or of an event.
             async for revision, event in log.events():
                 await self._remember(log, revision, event)
-        elif change.event is None or change.revision is None:
-            return
-        elif change.copied_by != "fork":
+        elif change.event and change.revision and change.copied_by != "fork":
             await self._remember(log, change.revision, change.event)
 
     async def _remember(self, log: _SessionLog, revision: int, event: Event) -> None:

@@ -100,6 +100,7 @@ class Speaker:
     def __init__(self, service: MongoSessionService, text: str) -> None:
         self.agent = types.SimpleNamespace(name="agent")
         self._service = service
+        self.event = told(text)
         self._text = text
 
     async def run_async(
@@ -110,11 +111,10 @@ class Speaker:
         session = await self._service.get_session(**ids)
         if session is None:
             return
-        whole = told(self._text)
         for _ in range(PIECES):
-            yield told(self._text, id_=whole.id, partial=True)
+            yield told(self._text, id_=self.event.id, partial=True)
             await asyncio.sleep(0.05)
-        yield await self._service.append_event(session, whole)
+        yield await self._service.append_event(session, self.event)
 
 
 class User:
@@ -174,10 +174,11 @@ class User:
         self._events[event.id] = session_id, text
 
     async def _speak(self, session_id: str) -> None:
-        speaker: Any = Speaker(self._service, self._text())
+        speaker: Any = Speaker(self._service, text := self._text())
         owner = {"user_id": self.id, "session_id": session_id}
         running = await self._service.start_turn(speaker, **owner, wait=20)
         await running.result()
+        self._events[speaker.event.id] = session_id, text
 
     async def _fork(self, session_id: str) -> None:
         forked = await self._service.fork_session(**self._ids(session_id))

@@ -51,6 +51,8 @@ BROADCASTS = {
     "delete sessions by _id.app_name": "an app is erased",
     "aggregate events by _id.app_name": "an app is erased",
     "delete user_states by _id.app_name": "an app is erased",
+    "delete partials by _id.app_name": "an app is erased",
+    "update sessions by _id.app_name": "the turns of an app are ended to erase it",
     "delete events by $or": "sessions of several users are removed together",
     "find sessions by expire_time, _id.session_id, $expr": "what has expired is pruned",
     "aggregate sessions by expire_time, _id.session_id, $expr": "and counted",

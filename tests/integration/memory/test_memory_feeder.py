@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -223,6 +224,29 @@ async def test_a_failed_turn_is_replayed_from_its_dead_letter(
 
     assert handled == 1
     assert memory.batches == [["u", "a"]]
+
+
+async def test_a_memory_service_that_leaks_a_cancellation_has_failed(
+    service: MongoSessionService,
+) -> None:
+    """As one of an MCP client may: the feeder goes on, and the turn can be repeated."""
+
+    class Leaking(Turns):
+        async def add_events_to_memory(self, **given: Any) -> None:
+            if label(given["events"][-1]) == "first":
+                raise asyncio.CancelledError
+            await super().add_events_to_memory(**given)
+
+    memory = Leaking()
+    await append_all(service, said("agent", "first", "t1"), said("agent", "2nd", "t2"))
+    await feed(service, memory, max_attempts=1)
+    assert memory.batches == [["2nd"]]
+    consumer = service.consumer("memory")
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert letter.error == "CancelledError"
+    again = Turns()
+    assert await consumer.replay_dead_letters(remember(again)) == 1
+    assert again.batches == [["first"]]
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])
