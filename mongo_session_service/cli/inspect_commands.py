@@ -232,7 +232,7 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
     }
 
 
-@click.command()
+@click.command(short_help="Shows what the collections take on disk.")
 @options.uri_argument
 @click.option("--app", help="Only this app.")
 @options.as_json

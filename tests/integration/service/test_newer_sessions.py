@@ -28,6 +28,7 @@ from mongo_session_service import (
     MongoSessionService,
     SchemaVersionError,
 )
+from mongo_session_service.cli.app import main
 from mongo_session_service.http import allow_everyone, live_app
 from mongo_session_service.transfer import (
     ConflictError,
@@ -441,9 +442,21 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "prune": (("--idle-for", "0.001s", "--dry-run"), 0),
     "erase": ((*OF_IT, "--yes"), 1),
     "watch": (("--app", "app", "--user", "user", "--session", "newer"), 1),
+    "turns stop": (OF_IT, 1),
     "export": ((), 1),
 }
 """The arguments of each command that looks at sessions, and its exit code."""
+
+OTHER_COMMANDS = {
+    *("setup", "grants", "doctor", "shard", "mongod", "storage"),  # of no session
+    *("turns", "live", "consumers", "import", "verify"),  # their methods are above
+}
+
+
+def test_every_command_is_tried() -> None:
+    """A new one names what a session needs, or is named here."""
+    tried = {each.partition(" ")[0] for each in COMMANDS}
+    assert set(main.commands) == tried | OTHER_COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -459,7 +472,7 @@ async def test_commands_name_what_it_needs(
     arguments, code = COMMANDS[name]
     at = ("--uri", mongodb_uri, "--database", database)
     with untouched(admin, database):
-        done = call(name, *arguments, *at)
+        done = call(*name.split(), *arguments, *at)
 
     assert (done.returncode, NEED in done.stderr + caplog.text) == (code, True)
     assert "newer" not in done.stdout
