@@ -6,7 +6,7 @@ idle. How old events are shows a sample of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
 from typing import Any, Final, NamedTuple
 
 from mongo_session_service.model.records import Document
@@ -19,29 +19,29 @@ from mongo_session_service.storage.statements import Query
 
 _DAYS: Final = (30, 90, 365)
 _DAY: Final = 86_400.0  # seconds
+_STORED: Final[Document] = {"revision": {"$gte": 0}}
 _SAMPLE: Final = 1000
 """Events that are looked at: a share of them is off by three hundredths at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionSize:
-    """What a collection, or an app's part of it, takes."""
+class CollectionSize(NamedTuple):
+    """What a collection takes, or a part of it."""
 
     collection: str
     documents: int
     bytes: int
-    """On disk, as MongoDB compresses it; of an app, its share by number."""
+    """On disk, compressed; of a part, its share by number."""
     index_bytes: int
     average: int
     """Bytes of a document before compression."""
 
-    @property
-    def bytes_each(self) -> float:
-        return (self.bytes + self.index_bytes) / max(self.documents, 1)
+    def part(self, documents: int) -> CollectionSize:
+        share = documents / max(self.documents, 1)
+        size, indexes = round(self.bytes * share), round(self.index_bytes * share)
+        return self._replace(documents=documents, bytes=size, index_bytes=indexes)
 
 
-@dataclass(frozen=True, slots=True)
-class Removable:
+class Removable(NamedTuple):
     """What a command would remove, about."""
 
     command: str
@@ -50,56 +50,43 @@ class Removable:
     """Of disk, with indexes, which MongoDB uses again."""
 
 
-class Sizes(NamedTuple):
-    collections: list[CollectionSize]
-    removable: list[Removable]
-
-
-async def measure(service: MongoSessionService, app_name: str | None) -> Sizes:
+async def measure(
+    service: MongoSessionService, app_name: str | None
+) -> tuple[list[CollectionSize], list[Removable]]:
     """Measure a database, or the part of it that grows with an app."""
     opened = await backends_of(service).backend()
-    storage = opened.storage
+    storage, sizes = opened.storage, dict[str, CollectionSize]()
     there = await server.collection_names(storage)
-    rows = [await _measure(storage, each) for each in COLLECTIONS if each in there]
-    sizes = {each.collection: each for each in rows}
-    if not {"sessions", "events"} <= sizes.keys():
-        return Sizes(rows, [])
-    counts = await _count_sessions(storage, app_name)
+    for name in COLLECTIONS:
+        if name in there:
+            stats = await server.storage_stats(storage, name)
+            taken = stats["storageSize"], stats["totalIndexSize"]
+            average = round(stats["size"] / max(stats["count"], 1))
+            sizes[name] = CollectionSize(name, stats["count"], *taken, average)
+    if not {"sessions", "events", "user_states"} <= sizes.keys():
+        return [*sizes.values()], []
+    counts = await _count(storage, app_name)
+    app = "APP" if app_name is None else shlex.quote(app_name)
+    of_app = "" if app_name is None else f" --app {app}"
+    names = ("sessions", "events")
+    found = []
+    for days in _DAYS:
+        parts = [sizes[name].part(counts[f"{name}_{days}"]) for name in names]
+        found.append(_removable(f"prune{of_app} --idle-for {days}d", parts))
+    times = await _sample_times(storage, app_name)
+    for days in _DAYS:
+        old = sum(each < storage.clock.now() - days * _DAY for each in times)
+        part = sizes["events"].part(round(counts["events"] * old / max(len(times), 1)))
+        command = f"trim {app} --older-than {days}d"
+        found.append(_removable(command, [part]))
     if app_name is not None:
-        users = queries.all_user_states(app_name, None)
-        counting = Query("user_states", users, then=({"$count": "n"},))
-        (found,) = await storage.read(counting, patient=True)
-        counts["user_states"] = found[0]["n"] if found else 0
-        names = ("sessions", "events", "user_states")
-        rows = [_share(sizes[it], counts[it]) for it in names if it in sizes]
-    return Sizes(rows, await _removable(storage, sizes, counts, app_name))
+        grow = (*names, "user_states")
+        return [sizes[each].part(counts[each]) for each in grow], found
+    return [*sizes.values()], found
 
 
-async def _measure(storage: Storage, collection: str) -> CollectionSize:
-    stats = await server.storage_stats(storage, collection)
-    documents = stats["count"]
-    return CollectionSize(
-        collection,
-        documents,
-        stats["storageSize"],
-        stats["totalIndexSize"],
-        round(stats["size"] / max(documents, 1)),
-    )
-
-
-def _share(whole: CollectionSize, documents: int) -> CollectionSize:
-    share = documents / max(whole.documents, 1)
-    return CollectionSize(
-        whole.collection,
-        documents,
-        round(whole.bytes * share),
-        round(whole.index_bytes * share),
-        whole.average,
-    )
-
-
-async def _count_sessions(storage: Storage, app_name: str | None) -> Document:
-    """Count sessions and their events, all of them and those that are idle."""
+async def _count(storage: Storage, app_name: str | None) -> Document:
+    """Count sessions, their events and users; and the idle sessions, by days."""
     sums: Document = {"sessions": {"$sum": 1}, "events": {"$sum": queries.LENGTH}}
     for days in _DAYS:
         is_idle = {
@@ -112,46 +99,30 @@ async def _count_sessions(storage: Storage, app_name: str | None) -> Document:
         for name, value in (("sessions", 1), ("events", queries.LENGTH)):
             sums[f"{name}_{days}"] = {"$sum": {"$cond": [is_idle, value, 0]}}
     whose = {} if app_name is None else queries.all_sessions(app_name, None)
-    wanted = {**whose, "revision": {"$gte": 0}}
-    query = Query("sessions", wanted, then=({"$group": {"_id": None, **sums}},))
-    (found,) = await storage.read(query, patient=True)
-    return found[0] if found else dict.fromkeys(sums, 0)
+    logged, users = await storage.read(
+        Query("sessions", whose | _STORED, then=({"$group": {"_id": None, **sums}},)),
+        Query("user_states", whose, then=({"$count": "user_states"},)),
+        patient=True,
+    )
+    none = dict.fromkeys((*sums, "user_states"), 0)
+    return none | (logged[0] if logged else {}) | (users[0] if users else {})
 
 
-async def _removable(
-    storage: Storage,
-    sizes: dict[str, CollectionSize],
-    counts: Document,
-    app_name: str | None,
-) -> list[Removable]:
-    of_session, of_event = (sizes[it].bytes_each for it in ("sessions", "events"))
-    found: list[Removable] = []
-    app = "" if app_name is None else f" --app {app_name}"
-    for days in _DAYS:
-        sessions, events = counts[f"sessions_{days}"], counts[f"events_{days}"]
-        size = round(sessions * of_session + events * of_event)
-        command = f"prune{app} --idle-for {days}d"
-        found.append(Removable(command, sessions + events, size))
-    sample = await _sample_events(storage, app_name)
-    for days in _DAYS:
-        before = storage.clock.now() - days * _DAY
-        share = sum(each < before for each in sample) / max(len(sample), 1)
-        events = round(share * counts["events"])
-        command = f"trim {app_name or 'APP'} --older-than {days}d"
-        found.append(Removable(command, events, round(events * of_event)))
-    return found
+def _removable(command: str, parts: list[CollectionSize]) -> Removable:
+    documents = sum(each.documents for each in parts)
+    size = sum(each.bytes + each.index_bytes for each in parts)
+    return Removable(command, documents, size)
 
 
-async def _sample_events(storage: Storage, app_name: str | None) -> list[float]:
+async def _sample_times(storage: Storage, app_name: str | None) -> list[float]:
     """Return the times of some events; of an app, those among as many of all apps."""
-    stages: list[Document] = [
-        {"$sample": {"size": _SAMPLE}},
-        {"$match": {"event.timestamp": {"$type": "number"}}},
-        {"$project": {"_id": "$_id.app_name", "time": "$event.timestamp"}},
-    ]
     command = {
         "aggregate": f"{storage.prefix}events",
-        "pipeline": stages,
+        "pipeline": [
+            {"$sample": {"size": _SAMPLE}},
+            {"$match": {"event.timestamp": {"$type": "number"}}},
+            {"$project": {"_id": "$_id.app_name", "time": "$event.timestamp"}},
+        ],
         "cursor": {"batchSize": _SAMPLE},
     }
     reply = await storage.command(command, patient=True)

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +21,7 @@ from mongo_session_service.model.wording import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from mongo_session_service.admin.sizes import CollectionSize, Removable
     from mongo_session_service.admin.stored_contents import LoggedEvent
     from mongo_session_service.changes.change import Change
     from mongo_session_service.model.results import SessionSummary
@@ -252,40 +252,23 @@ async def storage(address: options.ServiceAddress, app: str | None) -> None:
     async with address.open_service() as service:
         collections, removable = await admin.sizes.measure(service, app)
     if terminal.shared_options().json:
-        for row in (*map(asdict, collections), *map(asdict, removable)):
-            terminal.show_json(row)
-        return
-    if not collections:
+        rows: list[CollectionSize | Removable] = [*collections, *removable]
+        for each in rows:
+            terminal.show_json(each._asdict())
+    elif collections:
+        terminal.show(terminal.table([*map(_size_row, collections)]))
+        if commands := [_size_row(each) for each in removable if each.documents]:
+            click.echo()
+            terminal.show(terminal.table(commands))
+    else:
         terminal.print_remark(f"Nothing is stored in {address.location}.")
-        return
-    terminal.show(
-        terminal.table(
-            [
-                {
-                    "COLLECTION": styled(each.collection, "bold"),
-                    "DOCUMENTS": styled(f"{each.documents:,}"),
-                    "DISK": styled(size_text(each.bytes)),
-                    "INDEXES": styled(size_text(each.index_bytes)),
-                    "AVERAGE": styled(size_text(each.average)),
-                }
-                for each in collections
-            ]
-        )
-    )
-    if rows := [each for each in removable if each.documents]:
-        click.echo()
-        terminal.show(
-            terminal.table(
-                [
-                    {
-                        "WOULD BE REMOVED BY": styled(each.command, "bold"),
-                        "DOCUMENTS": styled(f"{each.documents:,}"),
-                        "DISK": styled(size_text(each.bytes)),
-                    }
-                    for each in rows
-                ]
-            )
-        )
+
+
+def _size_row(size: CollectionSize | Removable) -> dict[str, Text]:
+    name, documents, *sizes = size
+    columns = [each.replace("_", " ").upper() for each in size._fields]
+    shown = [styled(f"{documents:,}"), *(styled(size_text(int(it))) for it in sizes)]
+    return dict(zip(columns, [styled(name, "bold"), *shown], strict=True))
 
 
 def size_text(size: float) -> str:

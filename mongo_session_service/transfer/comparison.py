@@ -93,10 +93,8 @@ class SessionPlan(NamedTuple):
         reasons = self.differences
         if self.incoming.is_renamed:
             reasons.append("its id is stored without its white space")
-        if self._is_redacted:
-            reasons.append("the target's has redacted events, so it is never replaced")
-        if self._is_newer:
-            reasons.append("a newer release has stored the target's")
+        if self._lasting:
+            reasons.append(f"the target's {self._lasting}, so it is never replaced")
         return Problem(session_text(self.incoming.header.key), "; ".join(reasons))
 
     @property
@@ -106,15 +104,15 @@ class SessionPlan(NamedTuple):
         It may not if it has another one's id, or would bring back what was redacted, or
         remove what a newer release has stored.
         """
-        return not (self.incoming.is_renamed or self._is_redacted or self._is_newer)
+        return not (self.incoming.is_renamed or self._lasting)
 
     @property
-    def _is_redacted(self) -> bool:
-        return self.found is not None and documents.REDACTIONS in self.found
-
-    @property
-    def _is_newer(self) -> bool:
-        return self.found is not None and bool(documents.unknown_needs(self.found))
+    def _lasting(self) -> str:
+        """What the target's has that an import would destroy; empty if it has none."""
+        found = self.found or {}
+        if documents.unknown_needs(found):
+            return "is a newer release's"
+        return "has redacted events" if documents.REDACTIONS in found else ""
 
     @property
     def is_lacking(self) -> bool:

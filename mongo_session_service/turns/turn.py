@@ -480,11 +480,8 @@ async def end_turns_of_erased(
     if any(it.is_held and it.key[: len(owner)] == owner for it in _held.get()):
         return
     where = turns_filter(app_name, user_id, "running", storage.clock.now())
-    held = {
-        **where,
-        **queries.NEEDS_KNOWN,
-        "$expr": {"$not": lease_is_free(storage, "turn.")},
-    }
+    where |= queries.NEEDS_KNOWN
+    held = {**where, "$expr": {"$not": lease_is_free(storage, "turn.")}}
     stopping = Update("sessions", held, {"$set": {"turn.stop": _ERASED}}, many=True)
     with suppress(TimeoutError, TooLateError):
         async with asyncio.timeout(_ERASURE_WAITS):

@@ -384,7 +384,7 @@ async def test_an_import_leaves_it_alone(
             async with StoreSource(service) as target:
                 verified = await verify(source, target)
     assert (done.replaced, done.skipped) == (0, 1)
-    assert "a newer release has stored the target's" in problems[0]
+    assert "the target's is a newer release's" in problems[0]
     assert verified.differences
 
 
