@@ -84,9 +84,6 @@ Whoever gives a session a need writes it into the events that are stored from th
 since readers of a change stream see no session. Most have none, and no such field.
 """
 
-KNOWN_NEEDS: Final[tuple[str, ...]] = ()
-"""The needs that this release knows."""
-
 LISTED: Final = (
     *("state", "title", "revision", "create_time", "update_time"),
     *("ttl", "expire_time", NEEDS),
@@ -206,9 +203,10 @@ def check_needs(document: Document) -> None:
 
 
 def unknown_needs(document: Document) -> list[str]:
+    """List what a session needs and this release does not know, which knows none."""
     needs = document.get(NEEDS, [])
     named = needs if isinstance(needs, list) else [needs]
-    return [str(each) for each in named if each not in KNOWN_NEEDS]
+    return [str(each) for each in named]
 
 
 def with_known_needs(sessions: Iterable[Document]) -> Iterator[Document]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec.documents import KNOWN_NEEDS, LOG_BEGINS, NEEDS
+from mongo_session_service.codec.documents import LOG_BEGINS, NEEDS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.statements import Query
@@ -40,8 +40,12 @@ def renewed_life(storage: Database, least: float = 0.0) -> list[Document]:
     return [{"$set": {"expire_time": {"$cond": [has_ttl, ends, "$expire_time"]}}}]
 
 
-NEEDS_KNOWN: Final = {NEEDS: {"$not": {"$elemMatch": {"$nin": [*KNOWN_NEEDS]}}}}
-"""The filter for sessions that this release may touch."""
+NEEDS_KNOWN: Final[Document] = {NEEDS: None}
+"""The filter for sessions that this release may touch: those without needs.
+
+Once there are some that it knows, the server is fastest with a list of their sets. An
+``$elemMatch`` costs it 10 to 17 of 100 µs for an append.
+"""
 
 
 def visible_filter(now: float) -> Document:
