@@ -44,6 +44,7 @@ from mongo_session_service.errors import (
     InvalidInputError,
     LeaseLostError,
     MongoSessionServiceError,
+    SchemaVersionError,
     StorageError,
     StorageUnavailableError,
     quoted,
@@ -595,8 +596,10 @@ class Consumer:
                 letter = dead_letters.new_dead_letter(
                     self.name, delivery.record, failed.error, next(attempts)
                 )
+                # A newer release's session is not understood at any later attempt.
+                is_vain = isinstance(failed.error, SchemaVersionError)
             await self._save_handled()  # a pause holds up no one else's commit
-            if letter.attempts == run.max_attempts:
+            if is_vain or letter.attempts == run.max_attempts:
                 await self._keep_letter(run, delivery, letter)
                 return True
             if await self._ends_in_pause(letter, run.max_attempts):
