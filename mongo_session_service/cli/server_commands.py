@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -286,7 +287,9 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     try:
         with suppress(KeyboardInterrupt), replica_set:
             uri = replica_set.uri.replace("/?", "/adk?")
-            click.echo(uri)
+            # On a terminal a remark has it.
+            if terminal.shared_options().quiet or not sys.stdout.isatty():
+                click.echo(uri)
             kept = f"kept in {data_dir}" if data_dir else "deleted at the end"
             terminal.print_remark(
                 f"MongoDB is running; its data is {kept}. Ctrl-C stops it."

@@ -94,7 +94,13 @@ def show(*shown: RenderableType) -> None:
     """Print texts or tables; a terminal's width breaks lines, and nothing else does."""
     console = _stdout()
     for each in shown:
-        console.print(each)
+        if console.is_terminal:
+            console.print(each)
+            continue
+        with console.capture() as captured:
+            console.print(each)
+        # Tables fill up their last column.
+        click.echo("\n".join(map(str.rstrip, captured.get().split("\n"))), nl=False)
 
 
 def show_indented(text: str, style: str = "") -> None:

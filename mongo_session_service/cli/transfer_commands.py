@@ -258,7 +258,7 @@ async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
         click.echo(
             f"{verb} {events} from {name} to {address.location}: {_counts_text(moved)}."
         )
-        if again:
+        if again and kind.name != "jsonl":  # which does not change
             click.echo(f"To catch up later, add --since {again}")
     return _is_any_found(moved, chosen) and moved.is_complete
 
@@ -396,7 +396,8 @@ async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -
         warn(f"{events} that this release of ADK cannot read: exported as stored.")
     show_result(
         _result_fields(exported),
-        f"Exported {_counted_contents(exported)} from {address.location}, in clear.",
+        f"Exported {_counted_contents(exported)} from {address.location}, not"
+        " encrypted.",
     )
     if not exported.sessions and chosen.since is None:
         warn(_CHECK)

@@ -53,6 +53,7 @@ async def test_prune_removes_and_counts(
     assert len((await service.list_sessions(app_name="app")).sessions) == 1
 
 
+@pytest.mark.release
 @pytest.mark.limits(sweep_interval=math.inf)
 async def test_an_interrupted_prune_tells_what_went(
     mongodb_uri: str,

@@ -291,7 +291,7 @@ async def test_one_conversation_is_brought_back_from_a_backup(
 
     assert exported.stdout.count('{"session":') == 1
     assert not re.search('^{"(app|user)_state"', exported.stdout, re.MULTILINE)
-    assert "1 new.\n" in restored.stdout
+    assert restored.stdout.endswith("1 new.\n")  # a file has nothing to catch up with
     assert verified.stdout.endswith("no differences.\n")
     after = await service.get_session(
         app_name="weather", user_id="ada", session_id="s1"

@@ -31,7 +31,7 @@ async def test_counts_of_one_are_singular(
 
     one = "1 session with 1 event and 1 shared state"
     assert exported.stderr.startswith(f"Exported {one} from database {database} on ")
-    assert exported.stderr.endswith(", in clear.\n")
+    assert exported.stderr.endswith(", not encrypted.\n")
     assert imported.stdout.startswith("Moved 1 event from ")
     assert ": 1 new, 1 shared state.\n" in imported.stdout
     assert verified.stdout.startswith(f"Compared {one} in database {database} on ")

@@ -244,3 +244,10 @@ def test_ids_are_whole_where_there_is_room(environment: dict[str, str]) -> None:
 def test_a_time_that_no_calendar_has_is_shown(seconds: float, shown: str) -> None:
     """Any client may store one; it neither ends a command nor hides a change."""
     assert time_text(seconds) == shown
+
+
+def test_no_line_of_a_table_in_a_pipe_ends_in_blanks() -> None:
+    """What a script or a person copies has nothing behind its words."""
+    rows = [{"a": styled(one), "b": styled(two)} for one, two in ("xy", ("xx", "yyyy"))]
+
+    assert sent(table(rows), None) == "a   b\nx   y\nxx  yyyy\n"
