@@ -273,8 +273,7 @@ class MongoSessionService(BaseSessionService):
                 stopped.
         """
         validation.check_seconds("grace", grace)
-        with self._running_turns.refusing_starts():
-            await self._running_turns.stop_all(grace)
+        async with self._running_turns.stopped(grace):
             here = [each for each in list(self._consumers) if each.is_here]
             await asyncio.gather(*(each.end() for each in here))
             self._turns.fail_waiters()
@@ -787,10 +786,8 @@ class MongoSessionService(BaseSessionService):
         """
         check_id("app_name", _app_of(runner))
         resume = validation.check_flag("resume", resume) and _is_resumable(runner)
-        recovery = Recovery(
-            self._turns, self._running_turns, runner, run_config, resumes=resume
-        )
-        await recovery.run()
+        turns, running = self._turns, self._running_turns
+        await Recovery(turns, running, runner, run_config, resumes=resume).run()
 
     @override
     @traced

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -42,34 +43,26 @@ _LONGEST_PAUSE: Final = 300.0
 """Seconds after which a session is tried again that could not be recovered."""
 
 
+@dataclass
 class Recovery:
-    """Recovers the abandoned turns of a runner's app; those that it resumes, if any."""
+    """Recovers the abandoned turns of a runner's app."""
 
-    def __init__(
-        self,
-        turns: Turns,
-        running_turns: RunningTurns,
-        runner: Runner,
-        run_config: RunConfig | None,
-        *,
-        resumes: bool,
-    ) -> None:
-        self._turns = turns
-        self._running_turns = running_turns
-        self._runner = runner
-        self._run_config = run_config
-        self._resumes = resumes
-        self._resumed: dict[RunningTurn, bool] = {}
-        """The turns that run, and whether each was resumed with others before."""
-        self._aside: dict[SessionKey | None, tuple[int, float]] = {}
-        """How often the recovery of a session has failed, and when it is tried again.
-        None stands for the search for such sessions."""
+    turns: Turns
+    running_turns: RunningTurns
+    runner: Runner
+    run_config: RunConfig | None
+    resumes: bool
+    _resumed: dict[RunningTurn, bool] = field(default_factory=dict)
+    """The turns that run, and whether each was resumed with others before."""
+    _aside: dict[SessionKey | None, tuple[int, float]] = field(default_factory=dict)
+    """How often the recovery of a session has failed, and when it is tried again.
+    None stands for the search for such sessions."""
 
     async def run(self) -> None:
         """Recover turns until this call is cancelled."""
         while True:
             await self._attempt(None, self._recover_all)
-            await asyncio.sleep(self._turns.backends.limits.recovery_seconds)
+            await asyncio.sleep(self.turns.backends.limits.recovery_seconds)
 
     async def _attempt(
         self, key: SessionKey | None, work: Callable[[], Awaitable[None]]
@@ -87,49 +80,40 @@ class Recovery:
                 raise
             if key is None and isinstance(error, StorageUnavailableError):
                 return  # it looks again soon
-            first = self._turns.backends.limits.recovery_seconds
+            first = self.turns.backends.limits.recovery_seconds
             pause = backoff(failures, first=first, longest=_LONGEST_PAUSE)
             self._aside[key] = failures + 1, time.monotonic() + pause
+            what = "Abandoned turns were not found"
+            if key is not None:
+                what = f"The turn of session {quoted(key.session_id)} was not recovered"
             is_safe = isinstance(error, MongoSessionServiceError)
-            logger.warning(
-                "%s: tried again in %.1f seconds. %s",
-                f"The turn of session {quoted(key.session_id)} was not recovered"
-                if key
-                else "No abandoned turns were found",
-                pause,
-                error if is_safe else type(error).__qualname__,
-            )
+            why = error if is_safe else type(error).__qualname__
+            logger.warning("%s: tried again in %.1f seconds. %s", what, pause, why)
         else:
             self._aside.pop(key, None)
 
     async def _recover_all(self) -> None:
-        backend = await self._turns.backends.backend()
-        found = await find_abandoned(backend.storage, self._runner.app_name)
+        backend = await self.turns.backends.backend()
+        found = await find_abandoned(backend.storage, self.runner.app_name)
         for key, is_suspect in found.items():
-            resumed = {
-                each: is_suspect
-                for each, is_suspect in self._resumed.items()
-                if not each.is_done
-            }
-            self._resumed = resumed
-            if resumed and (is_suspect or any(resumed.values())):
+            for each in [each for each in self._resumed if each.is_done]:
+                del self._resumed[each]
+            if self._resumed and (is_suspect or any(self._resumed.values())):
                 continue  # it is to be alone, or another one is
-            for each in resumed:
+            for each in self._resumed:
                 await each.turn.accept_company()
-            turn = Turn(self._turns, key, 0)
-            turn.root_agent_name = root_agent_name(self._runner)
-            turn.resumes = self._resumes
-            turn.is_alone = is_suspect or (not resumed and len(found) == 1)
-            await self._attempt(
-                key, partial(self._recover, turn, is_suspect=is_suspect)
-            )
+            turn = Turn(self.turns, key, 0)
+            turn.root_agent_name = root_agent_name(self.runner)
+            turn.resumes = self.resumes
+            turn.is_alone = is_suspect or len(found) + len(self._resumed) == 1
+            await self._attempt(key, partial(self._recover, turn, is_suspect))
 
-    async def _recover(self, turn: Turn, *, is_suspect: bool) -> None:
-        if not self._resumes:
+    async def _recover(self, turn: Turn, is_suspect: bool) -> None:  # noqa: FBT001
+        if not self.resumes:
             async with turn:
                 turn.fail_if_taken_over()
             return
-        arguments: RunArguments = {"run_config": self._run_config}
-        running = RunningTurn(turn, self._runner, arguments)
-        await self._running_turns.start(running)
+        arguments: RunArguments = {"run_config": self.run_config}
+        running = RunningTurn(turn, self.runner, arguments)
+        await self.running_turns.start(running)
         self._resumed[running] = is_suspect

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager, suppress
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
@@ -447,8 +447,8 @@ class RunningTurns:
 
     def __init__(self, backends: Backends) -> None:
         self.backends = backends
-        self._closing = self._closed = 0
-        """How often the service is being closed, and how often it was."""
+        self._closing = 0
+        """How many calls close the service now."""
 
     def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
         return type(self), (self.backends,)  # none runs where it is unpickled
@@ -457,14 +457,13 @@ class RunningTurns:
         """Begin a turn, and watch for requests to stop it."""
         if self._closing:
             raise service_closed_error()
-        closed_before = self._closed
         backend = await self.backends.backend()
         here = backend.part(_LoopTurns)
         task = running.create_task(here.writer)
         here.turns.add(running)  # from now on close() finds it
         task.add_done_callback(lambda _: here.turns.discard(running))
-        if self._closing or self._closed > closed_before:
-            running.close()
+        if self._closing or self.backends.opened.get(running_loop()) is not backend:
+            running.close()  # the service is being closed, or was meanwhile
         await running.wait_begin()
         if here.polling is None or here.polling.done():
             here.polling = keep_running(
@@ -478,18 +477,20 @@ class RunningTurns:
                 return each
         return None
 
-    @contextmanager
-    def refusing_starts(self) -> Iterator[None]:
-        """Refuse turns that are to begin while the service is closed."""
+    @asynccontextmanager
+    async def stopped(self, grace: float) -> AsyncGenerator[None, None]:
+        """Stop all turns, those of this event loop after so many seconds; start none.
+
+        None is started as long as the block lasts.
+        """
         self._closing += 1
         try:
+            await self._stop_all(grace)
             yield
         finally:
             self._closing -= 1
-            self._closed += 1
 
-    async def stop_all(self, grace: float) -> None:
-        """Stop all turns; those of this event loop if they outlast so many seconds."""
+    async def _stop_all(self, grace: float) -> None:
         loops = self.backends.parts(_LoopTurns)
         here = loops.pop(running_loop(), None)
         for loop, others in loops.items():

@@ -284,27 +284,18 @@ class Turn:
             await self.append_event(with_reason(event, _DIED))
         storage = backend.storage
         await announce_abandoned_turn(storage, self.info)
-        last = self._lease.found.get("resumed") or {
-            "invocation_id": None,
-            "alone": False,
-        }
-        invocation = own[-1].invocation_id if own else last["invocation_id"]
+        last = self._lease.found.get("resumed", {})
+        invocation = own[-1].invocation_id if own else last.get("invocation_id")
         is_given_up = last == {"invocation_id": invocation, "alone": True}
-        if self.resumes and invocation and not is_given_up:
-            outcome = "is resumed"
-            self.resumed_invocation = invocation
+        outcome = "was resumed before, and is given up" if is_given_up else "has ended"
+        change: Document = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
+        self.has_open_log = self.resumes and bool(invocation) and not is_given_up
+        if self.has_open_log:
+            outcome, self.resumed_invocation = "is resumed", invocation
             resumed = {"invocation_id": invocation, "alone": self.is_alone}
             # The next process finds it if this one dies before it appends anything.
             end = self._first_revision + len(own) + len(closing)
-            change = {
-                "$set": {"turn.resumed": resumed, queries.TURN_FIRST_REVISION: end}
-            }
-        else:
-            outcome = (
-                "was resumed before, and is given up" if is_given_up else "has ended"
-            )
-            self.has_open_log = False
-            change = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
+            change = {"$set": {"turn.resumed": resumed, "turn.first_revision": end}}
         await storage.commit(Update("sessions", {"_id": self.key.id}, change))
         logger.warning(
             "The process of turn %d of session %s has died. The turn %s. Closing"

@@ -79,15 +79,6 @@ class TurnStatus(NamedTuple):
     """Whether this release may write the session."""
 
 
-class LineHead(NamedTuple):
-    """Who is next in the line of a session."""
-
-    first: int
-    """The lowest number of those who are to have the turn."""
-    latest: int
-    """The number of the last one that interrupts; 0 if none does."""
-
-
 async def draw_ticket(storage: Storage, key: SessionKey, *, interrupts: bool) -> Ticket:
     """Draw a ticket; from now on the turn is acquired in the order of tickets."""
     draw = {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}}
@@ -143,8 +134,12 @@ async def load_turn_states(
 
 async def load_heads(
     storage: Storage, keys: Iterable[SessionKey]
-) -> dict[SessionKey, LineHead]:
-    """Load who is next in the line of each session that has waiters."""
+) -> dict[SessionKey, tuple[int, int]]:
+    """Load who is next in the line of each session that has waiters.
+
+    The first number is the lowest of those who are to have the turn, the second that
+    of the last one who interrupts, or 0.
+    """
     is_alive = {"$expr": renewed_at_condition(storage, "$gte")}
     number = f"$_id.{_NUMBER}"
     group: Document = {
@@ -152,7 +147,7 @@ async def load_heads(
         "first": {"$min": {"$cond": ["$interrupts", None, number]}},
         "latest": {"$max": {"$cond": ["$interrupts", number, None]}},
     }
-    heads: dict[SessionKey, LineHead] = {}
+    heads: dict[SessionKey, tuple[int, int]] = {}
     for some in cut_by_id_size(keys):
         waiting = {"$or": [_waiters_filter(key) for key in some], **is_alive}
         (found,) = await storage.read(
@@ -160,8 +155,7 @@ async def load_heads(
         )
         for each in found:
             numbers = [each[name] for name in ("first", "latest") if each[name]]
-            head = LineHead(min(numbers), each["latest"] or 0)
-            heads[SessionKey(**each["_id"])] = head
+            heads[SessionKey(**each["_id"])] = min(numbers), each["latest"] or 0
     return heads
 
 
