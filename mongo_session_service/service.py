@@ -950,8 +950,8 @@ class MongoSessionService(BaseSessionService):
         app_name: str,
         user_id: str,
         session_id: str,
-        after_revision: int = 0,
-        before_revision: int | None = None,
+        after_revision: int | str = 0,
+        before_revision: int | str | None = None,
         newest_first: bool = False,
         limit: int | None = None,
         invocation_id: str | None = None,
@@ -967,8 +967,9 @@ class MongoSessionService(BaseSessionService):
         process can find them, and decodes each page of it.
 
         Args:
-            after_revision: Only events that were appended after it.
-            before_revision: Only events that were appended before it.
+            after_revision: Only events that were appended after it. A ``place`` of a
+                subscription also names the session that it was of.
+            before_revision: Only events that were appended before it; or a place.
             newest_first: Whether to begin with the latest.
             limit: The largest number to return.
             invocation_id: Only events of this invocation.
@@ -981,15 +982,19 @@ class MongoSessionService(BaseSessionService):
                 expired, or was deleted meanwhile, even if it was recreated.
         """
         key = session_key(app_name, user_id, session_id)
-        validation.check_revision("after_revision", after_revision)
-        validation.check_revision("before_revision", before_revision)
+        after = Place.of_argument("after_revision", after_revision)
+        before = Place.of_argument("before_revision", before_revision)
         validation.check_revision("limit", limit)
         validation.check_flag("newest_first", newest_first)
         validation.check_flag("rewound", rewound)
         if invocation_id is not None:
             invocation_id = validation.check_string("invocation_id", invocation_id)
         wanted = event_log.LogRange(
-            after_revision or 0, before_revision, newest_first, limit
+            after.revision or 0,
+            before.revision,
+            newest_first,
+            limit,
+            created=after.create_time or before.create_time,
         )
         return self._events(key, wanted, invocation_id, rewound=rewound)
 
@@ -1062,7 +1067,7 @@ class MongoSessionService(BaseSessionService):
         app_name: str,
         user_id: str,
         session_id: str,
-        revision: int,
+        revision: int | str,
         config: GetSessionConfig | None = None,
     ) -> Session | None:
         """Returns a session as it was at a revision, or None if it is not stored.
@@ -1072,7 +1077,8 @@ class MongoSessionService(BaseSessionService):
         the session is still at this revision.
 
         Args:
-            revision: The revision; 0 is the session as it was created.
+            revision: The revision; 0 is the session as it was created. Or a ``place``
+                of a subscription, for which a session made anew since is not stored.
             config: Which of these events to load, as in :meth:`get_session`.
 
         Raises:
@@ -1080,10 +1086,12 @@ class MongoSessionService(BaseSessionService):
             TrimmedError: its log begins later: it was trimmed.
         """
         key = session_key(app_name, user_id, session_id)
-        validation.check_revision("revision", revision)
+        at = Place.of_argument("revision", revision)
         config = validation.check_config(config)
         backend = await self._backends.backend()
-        found = await event_log.load_session_at(backend.storage, key, revision, config)
+        found = await event_log.load_session_at(
+            backend.storage, key, at.revision or 0, at.create_time, config
+        )
         return to_session(found) if found else None
 
     @traced
@@ -1426,11 +1434,9 @@ class MongoSessionService(BaseSessionService):
         validation.check_count("max_bytes", max_bytes)
         validation.check_flag("partials", partials)
         validation.check_place("after_partial", after_partial)
-        if isinstance(after_revision, str):
-            place = Place.of_text(after_revision)
-        else:
-            validation.check_revision("after_revision", after_revision)
-            place = Place(after_revision, after_partial)
+        place = Place.of_argument("after_revision", after_revision)
+        if place.partial is None:
+            place = place._replace(partial=after_partial)
         if session_id is not None:
             if app_name is None or user_id is None:
                 raise InvalidInputError("A session_id needs its app_name and user_id.")

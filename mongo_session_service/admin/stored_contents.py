@@ -88,10 +88,10 @@ async def iter_stored_events(
 ) -> AsyncIterator[LoggedEvent]:
     """Read a session's log from a revision to that of its summary, in flat memory."""
     key = SessionKey(of.app_name, of.user_id, of.id)
-    wanted = LogRange(after, of.revision + 1)
+    wanted = LogRange(after, of.revision + 1, created=of.create_time)
     opened = await backends_of(service).backend()
     storage = opened.storage
-    async for page in read_log(storage, key, wanted, created=of.create_time):
+    async for page in read_log(storage, key, wanted):
         for each in page:
             yield _stored_event(each, storage.hooks)
 

@@ -7,8 +7,9 @@ import struct
 from typing import Final, NamedTuple, Self
 
 from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.validation import check_revision
 
-_FORM: Final = r"([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?-([0-9a-f]{16})"
+FORM: Final = r"([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?-([0-9a-f]{16})"
 """A revision; if there is one the epoch and position of a partial; which session."""
 
 
@@ -23,10 +24,13 @@ class Place(NamedTuple):
     not known."""
 
     @classmethod
-    def of_text(cls, text: str) -> Self:
-        """Read what ``text`` has made."""
-        if (found := re.fullmatch(_FORM, text)) is None:
-            raise InvalidInputError("after_revision must be a number, or a place.")
+    def of_argument(cls, name: str, given: int | str | None) -> Self:
+        """Read an argument: a revision, or what ``text`` has made."""
+        if not isinstance(given, str):
+            check_revision(name, given)
+            return cls(given)
+        if (found := re.fullmatch(FORM, given)) is None:
+            raise InvalidInputError(f"{name} must be a number, or a place.")
         revision, epoch, position, creation = found.groups()
         partial = None if epoch is None else (int(epoch), int(position))
         (created,) = struct.unpack(">d", bytes.fromhex(creation))

@@ -50,6 +50,7 @@ from mongo_session_service.errors import (
     TrimmedError,
     session_not_found_error,
 )
+from mongo_session_service.feed.place import FORM
 from mongo_session_service.feed.subscription import SessionSubscription
 from mongo_session_service.http.change_stream import (
     PIECE,
@@ -120,6 +121,9 @@ SessionId: TypeAlias = Annotated[
 
 Revision: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 """Number of events appended to a session."""
+
+PlaceText: TypeAlias = Annotated[str, Field(pattern=f"^{FORM}$")]
+"""A revision, and the session it is of, as the ``id`` of a server-sent event."""
 
 LastEventId: TypeAlias = Annotated[
     str | None,
@@ -206,15 +210,15 @@ class EventQuery(_Shape):
     """Query parameters of a page of events."""
 
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
-    after_revision: Revision = 0
-    before_revision: Revision | None = None
+    after_revision: Revision | PlaceText = 0
+    before_revision: Revision | PlaceText | None = None
     newest_first: bool = False
 
 
 class SessionRead(_Shape):
     """Query parameters of a session."""
 
-    at_revision: Revision | None = None
+    at_revision: Revision | PlaceText | None = None
     """The session as it was after so many events, 0 for its creation. State of the app
     and the user is as it is now."""
     num_recent_events: int | None = Field(default=None, ge=0, alias="numRecentEvents")

@@ -92,6 +92,8 @@ class LogRange:
     """The first and the last revision of each part that is passed over."""
     page_events: int | None = None
     """How many to read at once, at most; ``Limits.page_events`` by default."""
+    created: float | None = None
+    """When the session was created, if it is not to be another one with its id."""
 
 
 async def read_log(
@@ -100,17 +102,15 @@ async def read_log(
     wanted: LogRange,
     *,
     where: Document | None = None,
-    created: float | None = None,
     as_of: Timestamp | None = None,
 ) -> AsyncGenerator[list[Document]]:
     """Read the events of a session, page by page; a page may be empty.
 
-    They have to match ``where`` as well, and the session's creation time is
-    ``created``, if that is given. All is read at ``as_of``, by default a current time
-    for each page. If the session is not stored (any more), it raises
+    They have to match ``where`` as well. All is read at ``as_of``, by default a current
+    time for each page. If the session is not stored (any more), it raises
     ``SessionNotFoundError``.
     """
-    left = wanted.limit
+    left, created = wanted.limit, wanted.created
     if left == 0:
         return
     size = wanted.page_events or storage.limits.page_events
@@ -252,20 +252,21 @@ async def select_events(
     Events that are sealed may be of other invocations. Memory grows with the number of
     rewinds.
     """
-    created = None
     if not rewound:
         head = await read_session_head(storage, key)
         created, until = head["create_time"], head["revision"]
+        if wanted.created not in {None, created}:
+            raise session_not_found_error(key.session_id)
         log = LogAtRevision(key, log_begins(head), until)
         before = until + 1 if wanted.before is None else min(until + 1, wanted.before)
         undone = await _find_undone(storage, log)
-        wanted = replace(wanted, before=before, undone=undone)
+        wanted = replace(wanted, before=before, undone=undone, created=created)
     where = None
     if invocation_id is not None and is_sealed(storage):
         wanted = replace(wanted, limit=None)
     elif invocation_id is not None:
         where = {INVOCATION: encode_value(invocation_id)}
-    return read_log(storage, key, wanted, where=where, created=created)
+    return read_log(storage, key, wanted, where=where)
 
 
 async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, int]]:
@@ -417,11 +418,12 @@ async def load_session_at(
     storage: Storage,
     key: SessionKey,
     revision: int,
+    created: float | None = None,
     config: GetSessionConfig | None = None,
 ) -> StoredSession | None:
     """Load a session as it was at a revision, with those of its events asked for then.
 
-    None if it is not stored.
+    None if it is not stored, or was created at another time than is given.
     """
     last = Query("events", {"_id": key.event_id(revision)}, fields=("event.timestamp",))
     found = await storage.read(
@@ -434,6 +436,8 @@ async def load_session_at(
     if not sessions or not is_visible(sessions[0], storage.clock.now()):
         return None
     (head,) = sessions
+    if created not in {None, head["create_time"]}:
+        return None
     revision = check_revision(head, revision)
     has_events = ends and revision > log_begins(head)
     updated = ends[0]["event"].get("timestamp") if has_events else head["create_time"]

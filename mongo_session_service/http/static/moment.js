@@ -13,8 +13,9 @@ const inAddress = () => {
 };
 
 export class Moment {
-  constructor(timeline, now) {
+  constructor(timeline, now, placeOf) {
     this.timeline = timeline;
+    this.placeOf = placeOf;
     this.now = now;
     this.then = new StateTree($("state-then"), now.opened, true);
     this.wanted = inAddress();
@@ -140,8 +141,7 @@ export class Moment {
   /** The state before the first event, as entries. */
   async load() {
     await this.timeline.whole;
-    if (document.body.classList.contains("gone")) throw new Error("The session was deleted.");
-    const { state } = parse(await ask(pathOf(named), { at_revision: this.first, numRecentEvents: 0 }));
+    const { state } = parse(await ask(pathOf(named), { at_revision: this.placeOf(this.first), numRecentEvents: 0 }));
     return Object.entries(state);
   }
 

@@ -31,7 +31,7 @@ class SessionPage {
   constructor() {
     this.state = new StateTree($("state"));
     this.timeline = new Timeline();
-    this.moment = new Moment(this.timeline, this.state);
+    this.moment = new Moment(this.timeline, this.state, (revision) => this.place(revision));
     this.running = new RunningTurn(this.timeline);
     this.timeline.onSelect = (revision) => this.moment.go(revision);
     this.timeline.onShow = (revision, name) => this.moment.show(Number(revision), name);
@@ -59,12 +59,18 @@ class SessionPage {
     return [pathOf(named, "changes"), { partials: "true" }];
   }
 
+  /** A revision of the session that is shown; another one may have its id by now. */
+  place(revision) {
+    const creation = this.connection.lastId?.split("-").at(-1);
+    return creation ? `${revision}-${creation}` : revision;
+  }
+
   /** Read what was appended before the snapshot, the latest first, until another snapshot comes. */
   async readEarlier() {
     const reading = this.reading = {};
     let limit = PAGE;
     for (let before = this.begins, hasMore = before > 1; hasMore;) {
-      const parameters = { newest_first: "true", before_revision: before, limit };
+      const parameters = { newest_first: "true", before_revision: this.place(before), limit };
       try {
         const page = parse(await ask(pathOf(named, "events"), parameters));
         if (this.reading !== reading) return;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from support.subscriptions import APP, ID, SESSION, USER, new_event
 
 from mongo_session_service import Change, InvalidInputError, MongoSessionService
@@ -59,6 +60,32 @@ async def test_a_session_made_anew_is_received_as_such(
     assert appended.state_delta == {"later": 1}
     (again,), _ = await read(service, after, 1)
     assert again == appended
+
+
+async def test_whoever_looks_back_sees_no_other_session(
+    service: MongoSessionService,
+) -> None:
+    """At a place, before and after it: neither its state nor its events."""
+    await create(service, "a", "b", "c")
+    _, place = await read(service, 0, 2)
+    at = await service.get_session_at(**SESSION, revision=place)
+    assert at is not None
+    assert at.state == {"a": 1, "b": 1}
+    ranges = ({"after_revision": place}, {"before_revision": place})
+    for each, revisions in zip(ranges, ([3], [1]), strict=True):
+        for rewound in (True, False):
+            found = service.iter_events(**SESSION, **each, rewound=rewound)
+            assert [revision async for revision, _ in found] == revisions
+    for names in ("", "wxyz"):
+        await create(service, *names)
+        assert await service.get_session_at(**SESSION, revision=place) is None
+        for each in ranges:
+            for rewound in (True, False):
+                with pytest.raises(SessionNotFoundError):
+                    async for _ in service.iter_events(
+                        **SESSION, **each, rewound=rewound
+                    ):
+                        pass
 
 
 async def test_a_place_is_a_text_of_a_certain_form(

@@ -333,6 +333,26 @@ async def test_a_session_made_anew_is_told_from_the_former_one(
     assert more.data["state_delta"] == {"n": "more"}
 
 
+@pytest.mark.usefixtures("session")
+async def test_a_client_looks_back_at_its_own_session(
+    service: MongoSessionService, url: str
+) -> None:
+    """With the id of an event in place of a revision: 404 once another has its id."""
+    async with Client(f"{url}{CHANGES}") as client:
+        place = (await client.next()).id
+    one = f"{url}{CHANGES.removesuffix('/changes')}"
+    asked = ((one, "at_revision"), (f"{one}/events", "before_revision"))
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        for address, name in asked:
+            assert (await http.get(address, params={name: place})).status_code == 200
+        await service.delete_session(**SESSION)
+        await service.create_session(**SESSION)
+        for address, name in asked:
+            assert (await http.get(address, params={name: place})).status_code == 404
+            wrong = await http.get(address, params={name: f"{place}0"})
+            assert wrong.status_code == 422
+
+
 async def test_a_users_stream_goes_on_with_a_session_made_anew(
     service: MongoSessionService, session: Session, url: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.runners import Runner
+from google.adk.tools import ToolContext
 from pymongo import MongoClient
 from support.raw_search import traces_of
 from support.scripted_model import ScriptedModel, call, said
@@ -137,6 +139,39 @@ async def test_what_was_deleted_can_be_stopped_until_it_has_ended(
         with pytest.raises(SessionNotFoundError):
             await running.result()
         assert not await service.stop_turn(**IDS)
+
+
+@pytest.mark.limits(stop_poll_seconds=0.1, abort_seconds=0.1)
+async def test_a_stubborn_agent_delays_nobody(
+    service: MongoSessionService, elsewhere: MongoSessionService
+) -> None:
+    """The turn ends though it ignores its cancellation, and what it adds is refused."""
+    is_over = asyncio.Event()
+
+    async def ignore_all(tool_context: ToolContext) -> dict[str, str]:
+        while not is_over.is_set():
+            with suppress(asyncio.CancelledError):
+                await is_over.wait()
+        tool_context.state["late"] = True
+        return {}
+
+    await service.create_session(**IDS)
+    model = ScriptedModel(script=[call("ignore_all"), "Late."])
+    agent = LlmAgent(name="agent", model=model, tools=[ignore_all])
+    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+    running = await service.start_turn(runner, **OWNER, new_message=said("go"))
+    await until(lambda: model.requests)
+    await elsewhere.delete_session(**IDS)
+    await elsewhere.create_session(**IDS)
+    began = time.monotonic()
+    with pytest.raises(SessionNotFoundError):
+        await running.result()
+    assert time.monotonic() - began < SECONDS
+    is_over.set()
+    await until(running.turn.runaway.done)
+    kept = await service.get_session(**IDS)
+    assert kept is not None
+    assert (kept.events, kept.state) == ([], {})
 
 
 async def test_a_tool_may_erase_the_user_it_works_for(
