@@ -19,7 +19,6 @@ from typing_extensions import override
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.http.change_stream import ChangeStream
-from mongo_session_service.http.readers import Reader, Readers
 from mongo_session_service.http.refusals import (
     Authorize,
     add_error_handlers,
@@ -30,7 +29,6 @@ from mongo_session_service.http.session_routes import (
     OutlineQuery,
     SessionQuery,
     SessionResources,
-    json_response,
 )
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id, lookup_id
@@ -191,7 +189,7 @@ class AllSessions(SessionResources):
             for (name, _, has_more), rows in zip(found, permitted, strict=True)
             if rows
         ]
-        return json_response({"apps": shown, **place})
+        return await self.listed(self.within, {"apps": shown, **place})
 
     async def list_app(
         self,
@@ -205,7 +203,8 @@ class AllSessions(SessionResources):
             rows, token = await self.find_rows(scope, query)
             place = await self._place()
         shown = await self._permitted_rows(request, rows)
-        return json_response({"sessions": shown, "next_page_token": token, **place})
+        listed = {"sessions": shown, "next_page_token": token, **place}
+        return await self.listed(scope, listed)
 
     async def list_turns(self, request: Request, app_name: AppName) -> Response:
         """Lists the sessions of an app whose turns run, are stopping or abandoned."""
@@ -217,7 +216,8 @@ class AllSessions(SessionResources):
         rows = [
             {**SessionKey(*turn[:3])._asdict(), "status": turn.status} for turn in found
         ]
-        return json_response({"turns": await self._permitted_rows(request, rows)})
+        permitted = await self._permitted_rows(request, rows)
+        return await self.listed(scope, {"turns": permitted})
 
     async def stream_app(
         self,
@@ -268,7 +268,7 @@ class AllSessions(SessionResources):
                 lambda key, _: self.permission.permits(request, key, "read"),
                 opening,
             )
-            reader = Reader(Readers(self.limits))
+            reader = self.reader(scope)
             return ChangeStream([outlines], opening.pop_all(), permit, reader)
 
     async def _permitted_rows(

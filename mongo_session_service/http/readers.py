@@ -27,7 +27,9 @@ class Readers:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.at_work = asyncio.Semaphore(limits.http_user_pages)
-        self.at_session: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.at_session: WeakValueDictionary[str | None, asyncio.Lock] = (
+            WeakValueDictionary()
+        )
         self.sent_to: WeakSet[Reader] = WeakSet()
 
 
@@ -38,7 +40,7 @@ class Reader:
     ``http_unread_seconds``.
     """
 
-    def __init__(self, readers: Readers, session_id: str = "") -> None:
+    def __init__(self, readers: Readers, session_id: str | None) -> None:
         self.limits = readers.limits
         self.held = 0
         """Bytes that are in memory for this client alone."""

@@ -222,6 +222,7 @@ class PermissionChecker:
             return False
         names = key._asdict()
         asked = asyncio.ensure_future(self._ask(request, **names, action=action))
+        asked.add_done_callback(_ignore_failure)
         try:
             # Waited for rather than timed out: it may hold up its own cancellation.
             await asyncio.wait({asked}, timeout=self._seconds)
@@ -262,16 +263,17 @@ class PermissionChecker:
                 answer = await self._call_in_thread(call)
             if inspect.isawaitable(answer):
                 answer = await answer
+            if isinstance(answer, bool):
+                return answer
+            message = f"authorize must return True or False, not {type(answer)}."
+            raise TypeError(message)  # noqa: TRY301  its other failures are raised here
         except HTTPException:
             raise
         except Exception as error:
-            logger.exception("authorize failed.")
+            if not getattr(request.state, "has_reported", False):  # of all it is asked
+                request.state.has_reported = True
+                logger.exception("authorize failed.")
             raise HTTPException(500, "See the server's log.") from error
-        if not isinstance(answer, bool):
-            kind = type(answer).__name__
-            logger.error("authorize must return True or False, not %s.", kind)
-            raise HTTPException(500, "See the server's log.")
-        return answer
 
     async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
         """Call a function in one of so many threads; one that hangs keeps its own."""
@@ -280,8 +282,15 @@ class PermissionChecker:
         working = asyncio.ensure_future(
             anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1))
         )
+        working.add_done_callback(_ignore_failure)
         working.add_done_callback(lambda _: self._threads.release())
         return await asyncio.shield(working)
+
+
+def _ignore_failure(task: asyncio.Future[Any]) -> None:
+    """Have nothing logged of a task that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def at_once(questions: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
@@ -314,23 +323,11 @@ class Episode:
             logger.info(message)
 
 
-class Outage(Episode):
-    """A time in which requests fail since MongoDB is away."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-
-    def note(self, error: Exception) -> None:
-        """Count a failed request."""
-        if isinstance(error, StorageUnavailableError):
-            self.begin(f"Requests are answered with 503. {error}")
-
-
 class SessionRoute(APIRoute):
     """A route whose ids may hold slashes, and that refuses by problem details."""
 
     trusted_origins: frozenset[str]
-    outage: Outage
+    outage: Episode
 
     @override
     def matches(self, scope: ASGIScope) -> tuple[Match, ASGIScope]:
@@ -356,8 +353,7 @@ class SessionRoute(APIRoute):
                     request = _with_limited_body(request)
                 response = await answer(request)
             except _REFUSED as error:
-                self.outage.note(error)
-                return problem_of_error(error)
+                return problem_of_error(error, self.outage)
             self.outage.end("MongoDB answers again.")
             return response
 
@@ -422,10 +418,11 @@ def problem_response(
     )
 
 
-def problem_of_error(error: Exception) -> Response:
+def problem_of_error(error: Exception, outage: Episode) -> Response:
     """Make the answer to a request that failed with one of the errors in ``_REFUSED``.
 
-    It holds nothing that is stored, and nothing of the request's content.
+    An outage's cause is logged when it begins. The answer holds nothing that is stored,
+    and nothing of the request's content.
     """
     match error:
         case HTTPException():
@@ -449,6 +446,7 @@ def problem_of_error(error: Exception) -> Response:
             why = "The outcome of the write is unknown: repeat it."
             return problem_response(503, why)
         case StorageUnavailableError():
+            outage.begin(f"Requests are answered with 503. {error}")
             return problem_response(503, UNAVAILABLE, LATER)
         case _:
             logger.error("A request failed. %s", error)
@@ -489,11 +487,10 @@ def add_error_handlers(app: FastAPI) -> None:
     500, and a line in the log, for other errors of the service. Each ``HTTPException``
     keeps its status and headers. A warning has the cause of an outage, once.
     """
-    outage = Outage()
+    outage = Episode(logging.WARNING)
 
     async def refuse(_: Request, error: Exception) -> Response:
-        outage.note(error)
-        return problem_of_error(error)
+        return problem_of_error(error, outage)
 
     for each in _REFUSED:
         app.add_exception_handler(each, refuse)

@@ -69,7 +69,7 @@ from mongo_session_service.http.refusals import (
     REFUSALS,
     Action,
     Authorize,
-    Outage,
+    Episode,
     PermissionChecker,
     SessionRoute,
     at_once,
@@ -437,7 +437,7 @@ class SessionResources:
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
         self.permission = PermissionChecker(authorize, seconds, within)
-        self._readers: WeakValueDictionary[tuple[str, str], Readers] = (
+        self._readers: WeakValueDictionary[tuple[str | None, ...], Readers] = (
             WeakValueDictionary()
         )
 
@@ -446,7 +446,7 @@ class SessionResources:
 
         class Route(SessionRoute):
             trusted_origins = self.trusted_origins
-            outage = Outage()
+            outage = Episode(logging.WARNING)
 
         router = APIRouter(route_class=Route, responses=REFUSALS, tags=["sessions"])
         routes: list[tuple[Action | None, str, str, Any, Any, int]] = [
@@ -496,7 +496,7 @@ class SessionResources:
         """Lists a user's sessions, a page at a time; the latest first."""
         async with self.answer_in_time():
             rows, token = await self.find_rows(scope, query)
-        return json_response({"sessions": rows, "next_page_token": token})
+        return await self.listed(scope, {"sessions": rows, "next_page_token": token})
 
     async def get_session(
         self, key: Key, query: Annotated[SessionRead, Query()]
@@ -666,7 +666,7 @@ class SessionResources:
 
         actions: list[Action] = []
         sources: list[Frames] = []
-        reader = Reader(Readers(self.limits))
+        reader = self.reader(scope)
         one = OneContent(key)
         gone = None
         if key is None:
@@ -825,11 +825,21 @@ class SessionResources:
         found = await search.find_by_id(backend.storage, app_name, user_id, session_id)
         return [summary_fields(each) for each in found]
 
+    def reader(self, key: SessionKey | Scope) -> Reader:
+        """Return a new client that is answered about a user's sessions."""
+        readers = self._readers.setdefault(key[:2], Readers(self.limits))
+        return Reader(readers, key.session_id)
+
+    async def listed(self, scope: Scope, fields: Mapping[str, object]) -> Response:
+        """Answer with a list, which titles and labels may make large."""
+        text, reader = public_view.json_text(fields).encode(), self.reader(scope)
+        await reader.hold(len(text))
+        return SlowReaderResponse(text, reader)
+
     @asynccontextmanager
     async def reading(self, key: SessionKey) -> AsyncIterator[Reader]:
         """Wait until more may be read of a user's sessions, or refuse the request."""
-        readers = self._readers.setdefault(key[:2], Readers(self.limits))
-        reader = Reader(readers, key.session_id)
+        reader = self.reader(key)
         async with AsyncExitStack() as working:
             try:
                 async with asyncio.timeout(self.limits.http_answer_seconds):

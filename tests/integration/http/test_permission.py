@@ -248,11 +248,13 @@ async def test_an_authorize_that_fails_permits_nothing(
         return answer
 
     async with serving(app_of(service, authorize=authorize)) as url:
-        received = await asked(f"{url}{SESSION}")
+        for path in (SESSION, CHANGES):
+            caplog.clear()
+            received = await asked(f"{url}{path}")
 
-    assert received.status_code == 500
-    assert received.json()["detail"] == "See the server's log."
-    assert "authorize" in caplog.text
+            assert received.status_code == 500
+            assert received.json()["detail"] == "See the server's log."
+            assert caplog.messages == ["authorize failed."]
 
 
 @pytest.mark.usefixtures("session")

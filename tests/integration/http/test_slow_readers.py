@@ -11,7 +11,7 @@ import httpx
 import pytest
 from google.adk.events import Event
 from google.genai import types
-from support.http_paths import CHANGES, EVENTS, SESSION, app_of
+from support.http_paths import CHANGES, EVENTS, SESSION, USER, app_of
 from support.http_server import PATIENCE, Client, serving, unread
 from support.subscriptions import SESSION as IDS
 
@@ -77,12 +77,22 @@ async def test_a_stream_whose_history_is_read_holds_nothing(
     assert [each.kind for each in received] == ["snapshot", "appended", "appended"]
 
 
-@pytest.mark.parametrize("path", [SESSION, EVENTS, f"{CHANGES}?history=all"])
+@pytest.mark.parametrize(
+    "path", [SESSION, EVENTS, f"{CHANGES}?history=all", f"{USER}/sessions?limit=200"]
+)
 @pytest.mark.limits(http_unread_seconds=0.5, http_least_rate=10**9)
 async def test_a_reader_that_takes_too_little_is_cut_off(
-    url: str, path: str, caplog: pytest.LogCaptureFixture
+    service: MongoSessionService,
+    url: str,
+    path: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Though it never stops reading for long."""
+    if "limit" in path:  # as large as labels make a list
+        ids = {name: IDS[name] for name in ("app_name", "user_id")}
+        labels = {f"{n:0256}": "x" * 256 for n in range(64)}
+        creating = (service.create_session(**ids, labels=labels) for _ in range(199))
+        await asyncio.gather(*creating)
     caplog.set_level("INFO", "mongo_session_service")
     with closing(unread(url, path)) as client:
         began = time.monotonic()
