@@ -322,10 +322,8 @@ class ImportTarget(StoreTarget):
     def __init__(self, storage: Storage, *, is_read_only: bool) -> None:
         super().__init__(storage, is_read_only=is_read_only)
         self._reservations = Reservations(IMPORT, IMPORT_LIFETIME)
-        self._held: set[SessionKey] = set()
-        """The places that are reserved, or were to be, and are not taken yet."""
-        self._reserved: set[SessionKey] = set()
-        """Those of them that it has had: nobody else removes them but for good."""
+        self._held: dict[SessionKey, bool] = {}
+        """The places that are to be reserved, until they are taken: True if it was."""
         self._in_clear: set[str] = set()
         """Apps whose events are known to be stored in clear."""
 
@@ -404,10 +402,10 @@ class ImportTarget(StoreTarget):
         """Reserve the places of sessions, or renew reservations."""
         new: list[Document] = []
         renewals: list[Update] = []
-        self._held.update(each.incoming.key for each in wanted)
         fields = self._reservations.new_fields(self._storage)
         for each in wanted:
             key = each.incoming.key
+            self._held.setdefault(key, False)
             holder = self._check_holder(each.incoming, each.found)
             if holder is None:
                 new.append({"_id": key.id, **fields})
@@ -417,7 +415,7 @@ class ImportTarget(StoreTarget):
                 renewals.append(renewal)
         inserts = [Insert("sessions", new)] if new else []
         await self._commit_apart(*inserts, *renewals)
-        self._reserved.update(each.incoming.key for each in wanted)
+        self._held.update((each.incoming.key, True) for each in wanted)
 
     def _check_holder(
         self, incoming: EncodedSession, found: Document | None
@@ -430,8 +428,8 @@ class ImportTarget(StoreTarget):
                 f"The target itself is forking or removing {what}. Run the import"
                 " again."
             )
-        is_held = not incoming.is_first or incoming.key in self._reserved
-        if is_held and holder != self._reservations.holder:
+        was_held = not incoming.is_first or self._held.get(incoming.key)
+        if was_held and holder != self._reservations.holder:
             raise ConflictError(
                 f"The imported part of {what} was removed meanwhile, or another import"
                 " has taken it over. Run the import again."
@@ -483,8 +481,8 @@ class ImportTarget(StoreTarget):
             held = self._reservations.held_filter(each.key)
             updates.append(Update("sessions", held, document, expected=1))
         await self._commit_apart(*updates)
-        for places in (self._held, self._reserved):
-            places.difference_update(each.key for each in whole)
+        for each in whole:
+            self._held.pop(each.key, None)
 
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
