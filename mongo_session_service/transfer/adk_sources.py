@@ -229,7 +229,7 @@ def reporting_sql_errors() -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> str:
-    lines = str(error).splitlines()
+    lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
@@ -279,3 +280,18 @@ async def test_wrong_credentials_are_called_so_every_time(mongodb_uri: str) -> N
         assert not isinstance(caught.value, StorageUnavailableError)
         assert "hunter2" not in repr(caught.value)
     await service.close()
+
+
+async def test_a_wrong_name_of_the_replica_set_is_the_reason(mongodb_uri: str) -> None:
+    """Soon, with the driver's own time limit, and not that no server runs."""
+    wrong = mongodb_uri.replace("replicaSet=rs0", "replicaSet=wrong")
+    began = time.monotonic()
+    with pytest.raises(StorageUnavailableError) as caught:
+        async with MongoSessionService(wrong):
+            pass
+
+    assert time.monotonic() - began < 10
+    assert str(caught.value).startswith(
+        "MongoDB is unavailable: no member of a replica set named 'wrong' was found."
+    )
+    assert "check replicaSet= in the URI" in str(caught.value)
