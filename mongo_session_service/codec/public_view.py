@@ -88,28 +88,21 @@ def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the public view of named events, deltas, states and plain values."""
     view = {}
     for name, value in fields.items():
-        text = _to_json(value)
-        plain = _from_json(text)
+        plain = _to_plain(value)
         if isinstance(value, Event):
             _drop_internal(plain)
-        # Of most this is known without a look at their parts.
-        may_stay = not _names_secrets(text) and _TOKEN_CACHE not in text
-        view[name] = plain if may_stay else _without_credentials(plain)
+        view[name] = _without_credentials(plain)
     return view
 
 
 def is_withheld(fields: Mapping[str, Any]) -> bool:
     """True if the public view leaves anything of them out."""
-    whole = {name: _from_json(_to_json(value)) for name, value in fields.items()}
-    return public_view(fields) != whole
+    return public_view(fields) != {name: _to_plain(it) for name, it in fields.items()}
 
 
-def _to_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_json_form)
-
-
-def _from_json(text: str) -> Any:
-    """Parse a value in JSON's types; what JSON calls constants are no numbers."""
+def _to_plain(value: Any) -> Any:
+    """Convert a value to JSON's types; what JSON calls constants are no numbers."""
+    text = json.dumps(value, ensure_ascii=False, default=_json_form)
     return json.loads(text, parse_constant=lambda _: None)
 
 
@@ -165,16 +158,13 @@ def _without_credentials(value: Any) -> Any:
     )
 
 
-def _names_secrets(text: str) -> bool:
-    return not _SECRETS.isdisjoint(_NAMES_IN_TEXT.findall(text))
-
-
 def _is_cached(name: str, value: Any) -> bool:
     return name.endswith(_TOKEN_CACHE) and isinstance(value, str | dict | list)
 
 
 def _text_without_credentials(text: str) -> str:
-    if text.lstrip()[:1] not in _JSON_BEGINS or not _names_secrets(text):
+    is_json = text.lstrip()[:1] in _JSON_BEGINS
+    if not is_json or _SECRETS.isdisjoint(_NAMES_IN_TEXT.findall(text)):
         return text
     try:
         value = json.loads(text)

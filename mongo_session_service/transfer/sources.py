@@ -627,12 +627,10 @@ class ServiceSource(BaseSource):
                     state = ScopedState.split(session.state)
                     updated = seconds(session.last_update_time)
                     events = [*session.events]
-                except MalformedError as error:
-                    yield Problem(session_text(key), str(error))
-                    continue
                 except Exception as error:  # noqa: BLE001  foreign services raise any
+                    is_ours = isinstance(error, MalformedError)
                     reason = f"its service raised {type(error).__name__}"
-                    yield Problem(session_text(key), reason)
+                    yield Problem(session_text(key), str(error) if is_ours else reason)
                     continue
                 for shared in (
                     SharedState(app_name, None, state.app),
