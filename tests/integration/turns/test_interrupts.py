@@ -13,6 +13,8 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
 from pymongo import MongoClient
+from support import interrupting_process
+from support.forks import FORKS
 from support.http_paths import SESSION, app_of
 from support.http_server import serving
 from support.one_session import IDS, read
@@ -141,6 +143,39 @@ def tickets(admin: MongoClient[Any], database: str) -> int:
     session = admin[database].sessions.find_one({})
     assert session is not None
     return session["turn"].get("ticket", 0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.release
+async def test_the_latest_of_many_processes_wins(
+    service: MongoSessionService, mongodb_uri: str, database: str
+) -> None:
+    """One of all goes on, long before any of them has waited for its whole time."""
+    await service.create_session(**IDS)
+    pipes, processes = [], []
+    for _ in range(3):
+        here, there = FORKS.Pipe()
+        arguments = (mongodb_uri, database, CROWD // 3, there)
+        process = FORKS.Process(target=interrupting_process.send, args=arguments)
+        process.start()
+        pipes.append(here)
+        processes.append(process)
+    try:
+        async with asyncio.timeout(interrupting_process.WAIT / 2):
+            for each in pipes:
+                await asyncio.to_thread(each.recv)
+            while [it.status for it in await service.find_turns()] != ["running"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        statuses: list[str | None] = []
+        for each in pipes:
+            each.send("report")
+            statuses += await asyncio.to_thread(each.recv)
+        for process in processes:
+            await asyncio.to_thread(process.join, 30)
+    finally:
+        for process in processes:
+            process.kill()
+    assert statuses.count("running") == 1
+    assert {*statuses} <= {"running", "stopped", None}
 
 
 @quick_stops
