@@ -18,12 +18,7 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey, session_key
-from mongo_session_service.model.results import (
-    Erased,
-    Redactable,
-    SessionSummary,
-    TurnInfo,
-)
+from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.setup import (
     NEEDED,
     missing_indexes,
@@ -36,7 +31,6 @@ from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.search import AppCount
 from mongo_session_service.storage import server
 from mongo_session_service.storage.statements import Query
-from mongo_session_service.turns.turn import find_last_turn
 
 _SUMMARY_FIELDS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
@@ -62,13 +56,6 @@ async def load_summary(service: MongoSessionService, key: SessionKey) -> Session
     for decoded in documents.decode_sessions(session, both, now, hooks):
         return documents.summary(session[0], hooks, decoded.state)
     raise session_not_found_error(key.session_id)
-
-
-async def load_last_turn(
-    service: MongoSessionService, key: SessionKey
-) -> TurnInfo | None:
-    opened = await backends_of(service).backend()
-    return await find_last_turn(opened.storage, key)
 
 
 @dataclass(frozen=True, slots=True)

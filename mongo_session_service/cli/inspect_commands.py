@@ -309,10 +309,12 @@ async def show(
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
     """
     from mongo_session_service.model.results import summary_fields
+    from mongo_session_service.service import backends_of
+    from mongo_session_service.turns.turn import find_last_turn
 
     async with address.open_with_key(app, user, session) as (service, key):
         summary = await admin.stored_contents.load_summary(service, key)
-        turn = await admin.stored_contents.load_last_turn(service, key)
+        turn = await find_last_turn(backends_of(service), key)
         after = summary.log_begins
         if events is not None:
             after = max(after, summary.revision - events)

@@ -68,9 +68,9 @@ def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
     )
 
 
-def stored_turn(session: Document, *, is_free: bool) -> TurnInfo:
-    """The turn that a session has, or had last; it is abandoned if it is free."""
-    turn = session["turn"]
+def stored_turn(session: Document, *, is_free: bool) -> TurnInfo | None:
+    """The turn that a session has, abandoned if it is free, or had last, if any."""
+    turn = session.get("turn", {})
     fields = turn.get("ended")
     if "holder" in turn:
         stop = turn.get("stop")
@@ -81,6 +81,8 @@ def stored_turn(session: Document, *, is_free: bool) -> TurnInfo:
             "host": turn["holder"]["host"],
             **(stop or {}),
         }
+    if fields is None:
+        return None
     fields = {**fields, "create_time": session.get("create_time")}
     return decode_turn(SessionKey(**session["_id"]), turn["epoch"], fields)
 

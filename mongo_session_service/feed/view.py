@@ -96,15 +96,15 @@ async def load_view(
 
 def _last_turn(storage: Storage, session: Document) -> Change | None:
     """The session's last turn, unless it has ended well or its partials show it."""
-    turn, now = session.get("turn") or {}, storage.clock.now()
-    if not turn.keys() & {"holder", "ended"}:
+    now = storage.clock.now()
+    is_free = lease_has_expired(storage, session.get("turn", {}), now)
+    turn = stored_turn(session, is_free=is_free)
+    if turn is None or turn.status == "ended":
         return None
-    is_free = lease_has_expired(storage, turn, now)
-    info = stored_turn(session, is_free=is_free)
-    is_running = info.status in {"running", "stopping"}
-    if info.status == "ended" or (is_running and now - info.since.timestamp() < _LONG):
+    is_running = turn.status in {"running", "stopping"}
+    if is_running and now - turn.since.timestamp() < _LONG:
         return None
-    return Change(kind="turn", **SessionKey(*info[:3])._asdict(), turn=info, time=now)
+    return Change(kind="turn", **SessionKey(*turn[:3])._asdict(), turn=turn, time=now)
 
 
 async def _add_missed(

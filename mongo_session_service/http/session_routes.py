@@ -604,8 +604,7 @@ class SessionResources:
     async def get_turn(self, key: Key) -> Response:
         """Shows the turn that a session has, or had last; one cut off is abandoned."""
         async with self.answer_in_time():
-            backend = await backends_of(self.service).backend()
-            turn = await find_last_turn(backend.storage, key)
+            turn = await find_last_turn(backends_of(self.service), key)
         if turn is None:
             raise HTTPException(404, "This session has had no turn.")
         fields = turn._asdict().items()

@@ -310,9 +310,8 @@ def lease_is_free(storage: Storage, path: str = "") -> Document:
 
 def lease_has_expired(storage: Storage, lease: Document, now: float) -> bool:
     """Whether a lease that was read just now is not renewed any more."""
-    renewed: datetime = lease.get("renewed_at", _NEVER)
-    seconds = now - renewed.replace(tzinfo=UTC).timestamp()
-    return seconds > storage.limits.lease_seconds
+    renewed: datetime = lease.get("renewed_at", _NEVER).replace(tzinfo=UTC)
+    return now - renewed.timestamp() > storage.limits.lease_seconds
 
 
 def renewed_at_condition(storage: Storage, operator: str, path: str = "") -> Document:

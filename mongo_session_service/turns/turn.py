@@ -176,12 +176,14 @@ class Turn:
         return self._lease.storage.limits
 
     async def load_own_events(self) -> list[Event]:
+        """Load what was appended from the first event of the turn on."""
         backend = await self.turns.backends.backend()
         fields = (queries.TURN_FIRST_REVISION,)
         query = Query("sessions", {"_id": self.key.id}, fields=fields)
         session = await backend.storage.find_one(query) or {}
-        self._first_revision = session.get("turn", {}).get("first_revision", 0)
-        return await self._load_own_events(backend)
+        first = session.get("turn", {}).get("first_revision")
+        config = None if first else NO_EVENTS
+        return (await self._load(backend, config, (first or 1) - 1)).events
 
     def set_status(
         self, status: TurnPhase, reason: str | None = None, error: str | None = None
@@ -278,7 +280,7 @@ class Turn:
     async def _close_abandoned(self, backend: Backend) -> None:
         """Close what the turn before has left open; resume its invocation if wanted."""
         count(ABANDONED_TURNS, self.turns.database_name)
-        own = await self._load_own_events(backend)
+        own = await self.load_own_events()
         closing = closing_events_of_abandoned(own, self.root_agent_name)
         for event in closing:
             await self.append_event(with_reason(event, _DIED))
@@ -328,13 +330,6 @@ class Turn:
         self.info = self.info._replace(session_create_time=created)
         self.fence = TurnFence(self._lease.epoch, created)
         return stored
-
-    async def _load_own_events(self, backend: Backend) -> list[Event]:
-        """Load what was appended from the first event of the turn on."""
-        before = self._first_revision - 1
-        config = NO_EVENTS if before < 0 else None
-        stored = await self._load(backend, config, max(before, 0))
-        return stored.events
 
     @property
     def _seconds_left(self) -> float:
@@ -509,13 +504,12 @@ async def find_turns(
     return sorted(each for each in turns if status in {None, each.status})
 
 
-async def find_last_turn(storage: Storage, key: SessionKey) -> TurnInfo | None:
+async def find_last_turn(backends: Backends, key: SessionKey) -> TurnInfo | None:
     """Find the turn that a session has, or had last; None if it never had one."""
-    has_had_one = {
-        "$or": [{HELD: {"$exists": True}}, {"turn.ended": {"$exists": True}}]
-    }
+    storage = (await backends.backend()).storage
     where = {"_id": key.id, **queries.visible_filter(storage.clock.now())}
-    return next(iter(await _read_turns(storage, where | has_had_one)), None)
+    found = await _read_turns(storage, where)
+    return found[0] if found else None
 
 
 async def _read_turns(
@@ -527,8 +521,8 @@ async def _read_turns(
     }
     stages = ({"$project": fields}, *more)
     (found,) = await storage.read(Query("sessions", where, then=stages))
-    known = with_known_needs(found)
-    return [stored_turn(each, is_free=each["is_free"]) for each in known]
+    turns = [stored_turn(it, is_free=it["is_free"]) for it in with_known_needs(found)]
+    return [each for each in turns if each is not None]
 
 
 def turns_filter(
