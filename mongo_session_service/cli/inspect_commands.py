@@ -336,7 +336,7 @@ async def show(
             sealed += each.is_sealed
             _show_event(each)
     if turn is not None and turn.status != "ended":
-        how = "cut off" if turn.status == "abandoned" else turn.status
+        how = "cut off" if turn.is_cut_off else turn.status
         why = filter(None, (how, turn.reason or turn.error_type))
         click.echo()
         text = f"Last turn: {': '.join(map(printable, why))}"

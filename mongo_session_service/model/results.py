@@ -115,6 +115,12 @@ class TurnInfo(NamedTuple):
     session_create_time: float | None = None
     """When its session was created: a later one with the same id has other turns."""
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether its process has died: it is abandoned, or was only repaired since."""
+        is_repaired = self.status == "failed" and self.error_type is None
+        return self.status == "abandoned" or is_repaired
+
 
 @public
 class UserEvent(NamedTuple):

@@ -60,7 +60,7 @@ INVOCATION: Final = "event.invocation_id"
 """The field of an event, unless a hook has sealed it."""
 _REWIND: Final = "event.actions.rewind_before_invocation_id"
 
-_DELTA: Final = "event.actions.state_delta"
+DELTA: Final = "event.actions.state_delta"
 """The field of an event that has its delta to state."""
 _OUTLINE: Final = (
     *("wrapped", "hooked", INVOCATION, _REWIND, f"event.custom_metadata.{REDACTED}"),
@@ -231,7 +231,7 @@ class LogAtRevision(NamedTuple):
     @property
     def deltas_query(self) -> Query:
         """The query for the deltas of its events to state."""
-        return Query("events", self.where, limit=_DELTAS_TOGETHER, fields=(_DELTA,))
+        return Query("events", self.where, limit=_DELTAS_TOGETHER, fields=(DELTA,))
 
 
 def is_sealed(storage: Storage) -> bool:
@@ -282,6 +282,11 @@ async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, 
     return undone_parts(rewinds, firsts)
 
 
+def outline_fields(storage: Storage, *more: str) -> tuple[str, ...]:
+    """The fields to read of events whose content is not needed; all if it is sealed."""
+    return () if is_sealed(storage) else (*_OUTLINE, *more)
+
+
 async def read_outlines(
     storage: Storage,
     log: LogAtRevision,
@@ -295,10 +300,9 @@ async def read_outlines(
     They have the fields ``more`` beside those that calls, rewinds and invocations are
     known by, and match ``where`` as well. Those that are sealed are read as they are.
     """
-    query = Query("events", log.where, order=1)
-    if not is_sealed(storage):
-        wanted = log.where | (where or {})
-        query = replace(query, filter=wanted, fields=(*_OUTLINE, *more))
+    wanted = log.where if is_sealed(storage) else log.where | (where or {})
+    fields = outline_fields(storage, *more)
+    query = Query("events", wanted, order=1, fields=fields)
     async for page in storage.scan(query, as_of=as_of):
         for each in page.documents:
             event = documents.decode_event(each, storage.hooks)
@@ -504,7 +508,7 @@ async def complete_rewind(storage: Storage, key: SessionKey, event: Event) -> Ev
     sessions, apart = found = await storage.read(*_queries(key))
     session = _visible_head(storage, key, sessions)
     log = LogAtRevision(key, log_begins(session), session["revision"])
-    outlines = read_outlines(storage, log, more=(_DELTA,), as_of=found.as_of)
+    outlines = read_outlines(storage, log, more=(DELTA,), as_of=found.as_of)
     deltas = [
         (each.invocation_id, each.actions.state_delta) async for _, each in outlines
     ]

@@ -167,7 +167,8 @@ async def preview(
     count, names = 0, set[str]()
     async for each in _find_with_copies(storage, part, forks=forks):
         for some in cut_by_size(each.revisions, storage.limits.redacted_events):
-            finding = partial(_find_events, storage, each.key, some)
+            outline = event_log.outline_fields(storage)
+            finding = partial(_find_events, storage, each.key, some, fields=outline)
             stored = await storage.run(finding, patient=True)
             count += sum(not is_redacted(event) for _, event in stored)
         own = await _find_unredacted_keys(storage, each, replacement)
@@ -275,10 +276,14 @@ async def _find_session(
 
 
 async def _find_events(
-    storage: Storage, key: SessionKey, revisions: Sequence[int], tx: Transaction
+    storage: Storage,
+    key: SessionKey,
+    revisions: Sequence[int],
+    tx: Transaction,
+    fields: tuple[str, ...] = (),
 ) -> list[tuple[Document, Event]]:
-    ids = [key.event_id(each) for each in revisions]
-    found = await tx.find(Query("events", {"_id": {"$in": ids}}, order=1))
+    ids = {"_id": {"$in": [key.event_id(each) for each in revisions]}}
+    found = await tx.find(Query("events", ids, order=1, fields=fields))
     return [(each, documents.decode_event(each, storage.hooks)) for each in found]
 
 
@@ -358,7 +363,8 @@ async def _find_shared_keys(
         states[owner] = (found or {}).get("state", {})
     keys: dict[Owner, set[str]] = {owner: set() for owner in states}
     for some in cut_by_size(part.revisions, storage.limits.redacted_events):
-        for stored, event in await _find_events(storage, part.key, some, tx):
+        fields = event_log.outline_fields(storage, event_log.DELTA)
+        for stored, event in await _find_events(storage, part.key, some, tx, fields):
             actions = {} if is_redacted(event) else stored["event"].get("actions", {})
             delta = bson_values.decode_value(actions.get("state_delta", {}))
             shared = ScopedState.split(delta)

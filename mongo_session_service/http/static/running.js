@@ -115,7 +115,8 @@ export class RunningTurn {
     const words = status === "running" ? ` since ${inClock(Date.parse(since) / 1000)}.` : why ? `: ${why}` : ".";
     $("running").hidden = !Object.hasOwn(STATES, status ?? "");
     $("running").dataset.is = status ?? "";
-    $("running-words").textContent = `${STATES[status]}${words}`;
+    const isRepaired = status === "failed" && !error_type; // after its process has died
+    $("running-words").textContent = `${STATES[isRepaired ? "abandoned" : status]}${words}`;
     $("stop").hidden = status !== "running" || !this.mayStop;
   }
 

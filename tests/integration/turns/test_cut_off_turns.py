@@ -138,6 +138,7 @@ async def test_a_turn_that_nobody_has_repaired_is_seen_to_be_cut_off(
         assert change is not None
         assert change.turn is not None
         assert change.turn.status == "abandoned"
+        assert change.turn.is_cut_off
         assert change.turn_position is None
 
 
@@ -151,6 +152,7 @@ async def test_the_end_of_the_last_turn_is_known_to_who_comes_later(
     assert change is not None
     assert change.turn is not None
     assert (change.turn.status, change.turn.reason) == ("failed", "its process died")
+    assert change.turn.is_cut_off
     assert (await asked(service, "/turn"))["reason"] == "its process died"
 
     await begin_next(service, runner)
