@@ -36,6 +36,7 @@ from mongo_session_service.consumers.handler import (
     HandlerFailedError,
     KeyedTaskPool,
     call_handler,
+    cancellations,
     check_handler,
     end_tasks,
 )
@@ -77,6 +78,8 @@ class _Run:
     max_attempts: int
     transactional: bool
     concurrency: int
+    cancelled_before: int
+    """How often the task that calls it was cancelled before."""
     dead_letters: int = 0
 
 
@@ -280,7 +283,11 @@ class Consumer:
             )
             raise InvalidInputError(message)
         self._check_not_running()
-        run = self._run = _Run(handler, max_attempts, transactional, concurrency)
+        is_called_here = not transactional and concurrency == 1
+        before = cancellations() if is_called_here else 0
+        run = self._run = _Run(
+            handler, max_attempts, transactional, concurrency, before
+        )
         token = _calling.set(self)
         try:
             while await self._acquire_name():
@@ -614,7 +621,13 @@ class Consumer:
     ) -> None:
         checkpoint = self._checkpoint
         try:
-            await call_handler(checkpoint.storage, run.handler, record, tx)
+            await call_handler(
+                checkpoint.storage,
+                run.handler,
+                record,
+                tx,
+                cancelled_before=run.cancelled_before,
+            )
         except HandlerFailedError:
             raise
         except Exception as error:  # the transaction is repeated

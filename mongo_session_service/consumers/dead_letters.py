@@ -27,6 +27,7 @@ from mongo_session_service.consumers.handler import (
     Handler,
     HandlerFailedError,
     call_handler,
+    cancellations,
     run_interruptibly,
 )
 from mongo_session_service.errors import StorageError, quoted
@@ -128,7 +129,7 @@ async def replay_dead_letters(
 
     Letters whose change is gone are removed: there is nothing left to handle.
     """
-    handled = 0
+    handled, before = 0, 0 if transactional else cancellations()
     async for letter in load_dead_letters(storage, consumer):
         removal = remove_letter_statement(letter)
         if letter.record is None:
@@ -139,7 +140,9 @@ async def replay_dead_letters(
             )
             await storage.commit(removal)
             continue
-        call = partial(call_handler, storage, handler, letter.record)
+        call = partial(
+            call_handler, storage, handler, letter.record, cancelled_before=before
+        )
         try:
             if transactional:
                 await run_interruptibly(storage, call, partial(_remove_once, removal))

@@ -68,17 +68,26 @@ def handler_storage() -> Storage:
     return found
 
 
+def cancellations() -> int:
+    """How often somebody has asked the current task to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
 async def call_handler(
     storage: Storage,
     handler: Handler,
     record: ChangeRecord,
     tx: Transaction | None = None,
+    *,
+    cancelled_before: int = 0,
 ) -> None:
     """Call a handler with a change, and in a transaction with its client session.
 
     It raises ``HandlerFailedError`` if the handler raises, or the change cannot be
     read. After an error for which the driver repeats the transaction, that is raised.
-    A cancellation counts as a failure unless this call is cancelled.
+    A cancellation counts as a failure unless the current task is cancelled, once more
+    than it was before.
     """
     token = _storage.set(storage)
     try:
@@ -88,8 +97,7 @@ async def call_handler(
             # In a task of its own: what it leaves cancelled is not the consumer.
             await asyncio.create_task(_await_handler(result))
     except (Exception, asyncio.CancelledError, SystemExit) as error:
-        caller = asyncio.current_task()
-        if caller is not None and caller.cancelling():
+        if cancellations() > cancelled_before:
             raise asyncio.CancelledError from error
         if isinstance(error, HandlerFailedError) or (tx and is_repeated(error)):
             raise

@@ -294,6 +294,34 @@ async def test_a_cancelled_run_ends_whatever_its_handler_makes_of_it(
     assert [each async for each in consumer.dead_letters()] == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_task_that_was_cancelled_before_can_still_run_a_consumer(
+    service: MongoSessionService, mode: str
+) -> None:
+    """As one that drains it when it is told to end: what fails is a dead letter."""
+    await append(service, await create(service))
+    consumer, waiting = service.consumer("c"), asyncio.Event()
+
+    async def drain() -> int:
+        try:
+            waiting.set()
+            await asyncio.sleep(PATIENCE)
+        finally:
+            options = MODES[mode] | {"max_attempts": 1, "until_caught_up": True}
+            kept = await consumer.run(_fail, **options)
+        return kept
+
+    async def _fail(*_: Any) -> None:
+        raise ValueError
+
+    draining = asyncio.create_task(drain())
+    await waiting.wait()
+    draining.cancel()
+    await asyncio.wait([draining], timeout=PATIENCE)
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert letter.error == "ValueError"
+
+
 async def test_each_failed_attempt_is_logged_with_its_pause(
     service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
