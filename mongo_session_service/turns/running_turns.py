@@ -167,7 +167,7 @@ class RunningTurn:
         try:
             await _wait_for_either(task, self._has_begun)
         except asyncio.CancelledError:
-            self.close(None)
+            self.stop_or_refuse(None)
             await uninterrupted(asyncio.wait({task}))
             raise
         if not self.has_begun:
@@ -175,7 +175,7 @@ class RunningTurn:
                 raise service_closed_error()
             task.result()
 
-    def close(self, reason: str | None = _CLOSED) -> None:
+    def stop_or_refuse(self, reason: str | None = _CLOSED) -> None:
         """Stop it, or if it does not hold the turn yet, have its start raise."""
         self.request_stop(reason)
         if not self.has_begun:
@@ -466,7 +466,7 @@ class RunningTurns:
         here.turns.add(running)  # from now on close() finds it
         task.add_done_callback(lambda _: here.turns.discard(running))
         if self._closing or self.backends.opened.get(running_loop()) is not backend:
-            running.close()  # the service is being closed, or was meanwhile
+            running.stop_or_refuse()  # the service is being closed, or was meanwhile
         await running.wait_begin()
         if here.polling is None or here.polling.done():
             here.polling = keep_running(
@@ -482,9 +482,9 @@ class RunningTurns:
 
     @asynccontextmanager
     async def stopped(self, grace: float) -> AsyncGenerator[None, None]:
-        """Stop all turns, those of this event loop after so many seconds; start none.
+        """Stop all turns, those of this event loop if they outlast so many seconds.
 
-        None is started as long as the block lasts.
+        As long as the block lasts, no turn is started.
         """
         self._closing += 1
         try:
@@ -499,13 +499,13 @@ class RunningTurns:
         for loop, others in loops.items():
             for each in others.turns.copy():
                 with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(each.close)
+                    loop.call_soon_threadsafe(each.stop_or_refuse)
         if here is None:
             return
         if turns := here.turns.copy():
             for each in turns:
                 if not each.has_begun:
-                    each.close()
+                    each.stop_or_refuse()
             ends = {asyncio.ensure_future(each.wait_end()) for each in turns}
             await asyncio.wait(ends, timeout=grace)
             await asyncio.gather(*(each.stop(_CLOSED) for each in turns))
