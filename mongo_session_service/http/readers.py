@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Final
 from weakref import WeakSet, WeakValueDictionary
 
@@ -26,6 +27,7 @@ class Readers:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        # Held while something large is read from MongoDB for one of them.
         self.at_work = asyncio.Semaphore(limits.http_user_pages)
         self.at_session: WeakValueDictionary[str | None, asyncio.Lock] = (
             WeakValueDictionary()
@@ -47,12 +49,13 @@ class Reader:
         self._readers = readers
         self._session = readers.at_session.setdefault(session_id, asyncio.Lock())
         self._spare = self.limits.http_unread_seconds
-        self._waits_since = math.inf
+        self.waits_since = math.inf
+        """When the piece that is being sent began to wait for it."""
         self._timer: asyncio.Timeout | None = None
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        """Something large is read: of a session once, and of a user's by few."""
+        """Read something large: of a session alone, of a user beside few others."""
         async with self._session, self._readers.at_work:
             yield
 
@@ -66,9 +69,9 @@ class Reader:
             held = sum(each.held for each in others)
             if not others or held + size <= self.limits.http_user_bytes:
                 break
-            slowest = min(others, key=lambda it: it._waits_since)  # noqa: SLF001
+            slowest = min(others, key=attrgetter("waits_since"))
             now = time.monotonic()
-            if now > min(slowest._waits_since + patience, until):  # noqa: SLF001
+            if now > min(slowest.waits_since + patience, until):
                 slowest.cut_off()
             else:
                 await asyncio.sleep(_POLL)
@@ -84,14 +87,14 @@ class Reader:
 
     async def send(self, send: Send, message: Message) -> None:
         """Send a piece of the answer, or raise ``UnreadError``."""
-        began = self._waits_since = time.monotonic()
+        began = self.waits_since = time.monotonic()
         try:
             async with asyncio.timeout(self._spare) as self._timer:
                 await send(message)
         except TimeoutError:
             raise UnreadError from None
         finally:
-            self._timer, self._waits_since = None, math.inf
+            self._timer, self.waits_since = None, math.inf
         gained = len(message.get("body", b"")) / self.limits.http_least_rate
         spare = self._spare - (time.monotonic() - began) + gained
         self._spare = min(spare, self.limits.http_unread_seconds)
