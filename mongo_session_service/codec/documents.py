@@ -127,8 +127,8 @@ def needs_initial_document(session: NewSession) -> bool:
 
 def log_begins(session: Mapping[str, Any]) -> int:
     """The revision after which a stored session's log begins; 0 if it is whole."""
-    begins: int = session.get(LOG_BEGINS, 0)
-    return begins
+    begins = session.get(LOG_BEGINS, 0)
+    return begins if isinstance(begins, int) else 0
 
 
 def event_document(

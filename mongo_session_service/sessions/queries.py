@@ -93,7 +93,12 @@ BY_SESSION: Final = {
 }
 """The stage that finds the ``_id`` of each session some events are of."""
 
-LENGTH: Final = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
+LENGTH: Final = {
+    "$subtract": [
+        {"$cond": [{"$isNumber": field}, field, 0]}  # another tool may have set it
+        for field in ("$revision", f"${LOG_BEGINS}")
+    ]
+}
 """The number of a session's events, computed by the server."""
 
 COUNT_STAGE: Final = {

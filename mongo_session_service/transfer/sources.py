@@ -36,7 +36,6 @@ from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
     FORKED_FROM,
     INITIAL,
-    LOG_BEGINS,
     UnknownNeedError,
     build_events,
     check_needs,
@@ -359,8 +358,7 @@ class StoreSource(BaseSource):
 
     @override
     async def count_events(self, selection: Selection) -> int:
-        length = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
-        total = {"$group": {"_id": None, "events": {"$sum": length}}}
+        total = {"$group": {"_id": None, "events": {"$sum": queries.LENGTH}}}
         wanted = _selected_sessions_filter(self.storage, selection)
         (found,) = await self.storage.read(Query("sessions", wanted, then=(total,)))
         return found[0]["events"] if found else 0
