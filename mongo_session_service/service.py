@@ -112,6 +112,7 @@ from mongo_session_service.turns.turn import (
     Turns,
     end_turns_of_erased,
     find_turns,
+    is_in_turn_of,
     request_stop,
 )
 from mongo_session_service.turns.waiting_line import remove_silent_waiters
@@ -1378,9 +1379,12 @@ class MongoSessionService(BaseSessionService):
 
     async def _erase(self, app_name: str, user_id: str | None) -> Erased:
         backend = await self._backends.backend()
-        await end_turns_of_erased(backend.storage, app_name, user_id)
-        try:
-            return await erase_owner(backend.storage, app_name, user_id)
+        is_inside = is_in_turn_of(app_name, user_id)
+        if not is_inside:
+            await end_turns_of_erased(backend.storage, app_name, user_id)
+        erasing = erase_owner(backend.storage, app_name, user_id)
+        try:  # the end of the caller's turn would interrupt it
+            return await (uninterrupted(erasing) if is_inside else erasing)
         finally:
             self._backends.forget(app_name, user_id)
 

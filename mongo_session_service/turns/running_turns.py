@@ -62,7 +62,7 @@ _CANCELLED: Final = (
     " raise another error."
 )
 _GONE: Final = "it was deleted, or has expired, while its turn ran"
-_GONE_SECONDS: Final = 0.8
+GONE_SECONDS: Final = 0.8
 """Seconds in which the task of a cancelled agent has to end whose session is gone."""
 _LAST_WRITE: Final = 2.0
 """Seconds in which the end of the last turns is written, when a service is closed."""
@@ -345,7 +345,7 @@ class RunningTurn:
         _, pending = await asyncio.wait({running}, timeout=limits.abort_seconds)
         if pending:  # a SequentialAgent looks at the signal between events only
             running.cancel()
-            seconds = _GONE_SECONDS if self._is_gone else limits.cancel_seconds
+            seconds = GONE_SECONDS if self._is_gone else limits.cancel_seconds
             _, pending = await asyncio.wait({running}, timeout=seconds)
         if pending:
             self.turn.runaway = running

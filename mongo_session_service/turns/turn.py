@@ -451,6 +451,12 @@ async def request_stop(storage: Storage, key: SessionKey, reason: str | None) ->
     return False
 
 
+def is_in_turn_of(app_name: str, user_id: str | None) -> bool:
+    """Whether the caller is in a turn of an app, or of a user, as a tool is."""
+    owner = (app_name,) if user_id is None else (app_name, user_id)
+    return any(it.is_held and it.key[: len(owner)] == owner for it in _held.get())
+
+
 _ERASED: Final = {"reason": "its session is being erased", "erases": True}
 
 
@@ -459,12 +465,8 @@ async def end_turns_of_erased(
 ) -> None:
     """Have the turns of an app, or of a user, end without a word; wait for a while.
 
-    A plain turn has nothing to stop, and loses its session. So does that of a caller
-    who is in one of them, as a tool: its end would come before anything is erased.
+    A plain turn has nothing to stop, and loses its session.
     """
-    owner = (app_name,) if user_id is None else (app_name, user_id)
-    if any(it.is_held and it.key[: len(owner)] == owner for it in _held.get()):
-        return
     where = turns_filter(app_name, user_id, "running", storage.clock.now())
     where |= queries.NEEDS_KNOWN
     held = {**where, "$expr": {"$not": lease_is_free(storage, "turn.")}}

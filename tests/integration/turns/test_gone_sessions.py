@@ -22,12 +22,15 @@ from support.subscriptions import until
 from test_partials import STREAMED, read_until, spoken
 
 from mongo_session_service import MongoSessionService, RunningTurn, Subscription
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.limits import DEFAULT, Limits
+from mongo_session_service.turns.running_turns import GONE_SECONDS
 
 IDS = {"app_name": "app", "user_id": "ada@example.org", "session_id": "monday"}
 OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
 SECONDS = 2.0
-"""In which a turn ends whose session is gone."""
+"""In which a turn ends whose session is gone, also beside much other work."""
+
+pytestmark = pytest.mark.limits(stop_poll_seconds=0.1, abort_seconds=0.1)
 
 
 @pytest.fixture
@@ -69,6 +72,12 @@ REMOVALS: dict[str, Removal] = {
     ),
     "delete_app": lambda service: service.delete_app(app_name=IDS["app_name"]),
 }
+
+
+def test_a_turn_has_less_than_two_seconds() -> None:
+    """Until the look for its session, the signal and the cancellation have gone by."""
+    waits = (DEFAULT.stop_poll_seconds, DEFAULT.abort_seconds, GONE_SECONDS)
+    assert sum(waits) < SECONDS
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
@@ -141,7 +150,6 @@ async def test_what_was_deleted_can_be_stopped_until_it_has_ended(
         assert not await service.stop_turn(**IDS)
 
 
-@pytest.mark.limits(stop_poll_seconds=0.1, abort_seconds=0.1)
 async def test_a_stubborn_agent_delays_nobody(
     service: MongoSessionService, elsewhere: MongoSessionService
 ) -> None:
