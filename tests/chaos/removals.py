@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -225,27 +225,40 @@ async def come_and_go(
         await User(service, outcome, chance).live()
 
 
-async def read_slowly(url: str, service: MongoSessionService, end: float) -> None:
+async def read_slowly(
+    url: str, service: MongoSessionService, outcome: Outcome, end: float
+) -> None:
     """Read the stream of a session that there is, some bytes at a time, and another."""
     address = urlsplit(url)
     while time.monotonic() < end:
         await asyncio.sleep(0.3)
-        with suppress(OSError, TimeoutError, *Refused):
+        with suppress(*Refused):
             found = (await service.list_sessions(app_name=APP)).sessions
-            if not found:
-                continue
-            of = found[-1]
-            path = f"/apps/{APP}/users/{of.user_id}/sessions/{of.id}/changes?partials=1"
-            reader, writer = await asyncio.open_connection(
-                address.hostname, address.port, limit=1024
-            )
-            writer.write(
-                f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
-            )
+            if found:
+                of = found[-1]
+                path = f"/apps/{APP}/users/{of.user_id}/sessions/{of.id}/changes"
+                outcome.done["bytes"] += await _read_some(address, path)
+
+
+async def _read_some(address: SplitResult, path: str) -> int:
+    """Read a stream for some seconds, or until it ends; count its bytes."""
+    size = 0
+    reader, writer = await asyncio.open_connection(
+        address.hostname, address.port, limit=1024
+    )
+    try:
+        asked = f"GET {path}?partials=true HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
+        writer.write(asked.encode())
+        with suppress(TimeoutError, OSError):
             async with asyncio.timeout(8):
-                while len(await reader.read(64)) == 64:  # noqa: ASYNC110  it is slow
+                while some := await reader.read(64):
+                    size += len(some)
                     await asyncio.sleep(0.05)
-            writer.close()
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+    return size
 
 
 async def _consume(uri: str) -> None:
@@ -313,7 +326,7 @@ async def _work(
             for number in range(AT_ONCE):
                 service, course = services[number % 2], f"{seed} {number}"
                 tasks.create_task(come_and_go(service, outcome, course, end))
-                tasks.create_task(read_slowly(url, service, end))
+                tasks.create_task(read_slowly(url, service, outcome, end))
             tasks.create_task(go_away_and_come_back(uri, end))
             tasks.create_task(depose(replica_set, end, pause))
     async with MongoSessionService(uri, database=DATABASE) as service:
