@@ -59,13 +59,17 @@ def memory(process: subprocess.Popen[str], kind: str) -> int:
 async def test_readers_of_much_share_little_memory(
     service: MongoSessionService, server: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """40 pages of 40 events of 10 MB, and 100 unread streams: others are answered."""
+    """40 pages of 40 events of 10 MB, and 100 unread streams: others are answered.
+
+    Also about another session of the same user, as where nobody logs in.
+    """
     session = await service.create_session(**SESSION)
     part = types.Part(text="x" * LARGE)
     for _ in range(40):
         event = Event(author="x", content=types.ModelContent(part))
         await service.append_event(session, event)
         session.events.clear()
+    await service.create_session(**{**SESSION, "session_id": "other"})
     assert server.stdout is not None
     url = server.stdout.readline().strip()
     before = memory(server, "VmRSS")
@@ -79,7 +83,9 @@ async def test_readers_of_much_share_little_memory(
             while time.monotonic() < until:
                 began = time.monotonic()
                 answer = await others.get(f"{url}{USER}/sessions")
+                assert answer.status_code == 200
                 waits.append(time.monotonic() - began)
+                answer = await others.get(f"{url}{USER}/sessions/other/events")
                 assert answer.status_code == 200
                 await asyncio.sleep(0.01)
     grown = memory(server, "VmHWM") - before
