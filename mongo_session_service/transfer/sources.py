@@ -461,7 +461,8 @@ class StoreSource(BaseSource):
             check_needs(document)
             checked_key(document)
             begins, revision = log_begins(document), document["revision"]
-            check_revision("The length of the log", revision - begins)
+            for each in (revision, begins, revision - begins):
+                check_revision("The log", each)
             details = Details.from_document(document)
             details.check()
             if (expires := details.expire_time) is not None:
@@ -473,8 +474,8 @@ class StoreSource(BaseSource):
                 create_time=seconds(document["create_time"]),
                 details=details,
                 initial=decode_state(document.get(INITIAL, {}), owner, hooks),
-                revision=int(revision),
-                log_begins=int(begins),
+                revision=revision,
+                log_begins=begins,
                 forked_from=document.get(FORKED_FROM, ()),
             )
         except UnknownNeedError as error:
