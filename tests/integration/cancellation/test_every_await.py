@@ -44,12 +44,12 @@ Late = Callable[[int], bool]
 at_every_point = pytest.mark.parametrize(
     ("late", "step"),
     [
-        pytest.param(lambda point: point % 2 == 0, 5, id="alternating"),
+        pytest.param(lambda point: point % 2 == 0, 9, id="alternating"),
         pytest.param(lambda _: False, 1, id="early", marks=pytest.mark.release),
         pytest.param(lambda _: True, 1, id="late", marks=pytest.mark.release),
     ],
 )
-"""At each fifth point, and before a release at all of them."""
+"""At each ninth point, and before a release at all of them."""
 
 
 @pytest.fixture
