@@ -785,6 +785,7 @@ class MongoSessionService(BaseSessionService):
                 the others that were abandoned, and once alone.
             run_config: Passed to ``run_async`` then; it decides whether answers stream.
         """
+        running_loop()
         check_id("app_name", _app_of(runner))
         resume = validation.check_flag("resume", resume) and _is_resumable(runner)
         turns, running = self._turns, self._running_turns

@@ -13,6 +13,7 @@ from mongo_session_service.errors import InvalidInputError, MongoSessionServiceE
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_callable
 from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.tasks import running_loop
 from mongo_session_service.storage.transactions import (
     ClientSessions,
     Transaction,
@@ -70,7 +71,7 @@ def handler_storage() -> Storage:
 
 def cancellations() -> int:
     """How often somebody has asked the current task to end."""
-    task = asyncio.current_task()
+    task = asyncio.current_task(running_loop())
     return task.cancelling() if task else 0
 
 

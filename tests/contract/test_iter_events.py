@@ -162,7 +162,7 @@ async def test_bad_spans_are_refused(ours: MongoSessionService) -> None:
     """What names no part of a log is refused at once."""
     for span, reason in [
         ({"after_revision": -1}, "after_revision must be a number of appends"),
-        ({"before_revision": "3"}, "before_revision must be a number of appends"),
+        ({"before_revision": "3"}, "before_revision must be a number, or a place"),
         ({"limit": 1.5}, "limit must be a number"),
         ({"newest_first": "no"}, "newest_first must be True or False"),
         ({"session_id": ""}, "session_id must not be empty"),
