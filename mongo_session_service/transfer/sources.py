@@ -530,8 +530,11 @@ async def scan_documents(storage: Storage, query: Query) -> AsyncGenerator[Docum
 
 async def shared_states(
     storage: Storage, selection: Selection
-) -> AsyncGenerator[tuple[Document, str, str | None]]:
-    """The documents of selected state, each with its app, and its user or None."""
+) -> AsyncGenerator[tuple[Document, Any, Any]]:
+    """The documents of selected state, each with its app, and its user or None.
+
+    Both are strings, but where another tool has written.
+    """
     if selection.sessions:
         return
     apps = {"_id": {"$in": sorted(selection.apps)}} if selection.apps else {}
@@ -539,7 +542,8 @@ async def shared_states(
         yield each, each["_id"], None
     users = Query("user_states", selection.matching("_id."))
     async for each in scan_documents(storage, users):
-        yield each, each["_id"]["app_name"], each["_id"]["user_id"]
+        id_ = each["_id"] if isinstance(each["_id"], dict) else {}  # another tool's
+        yield each, id_.get("app_name"), id_.get("user_id") or ""
 
 
 async def add_initial_states(

@@ -410,6 +410,7 @@ def store(talks: list[Talk], at: Where) -> Source:
             {"_id": {**it.ids, "revision": 1}, "event": it.event}
         )
     documents["app_states"].append({"_id": "other", "state": {}, "revision": 1})
+    documents["user_states"] += [{"_id": "odd"}, {"_id": {"app_name": APP}}]
     with MongoClient(at.uri) as client:
         _inserted(client, at.database, documents)
     return StoreSource(MongoSessionService(at.uri, database=at.database))
