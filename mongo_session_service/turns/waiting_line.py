@@ -207,8 +207,8 @@ class Waiter:
         return self._is_free
 
     def wake(self, error: Exception | None = None, *, is_free: bool = True) -> None:
-        """Wake the caller, to raise the error or to go for the turn."""
-        self._error, self._is_free = error, is_free
+        """Wake the caller, to raise the first error or to go for the turn."""
+        self._error, self._is_free = self._error or error, is_free
         self._is_called.set()
 
 
