@@ -668,7 +668,7 @@ class Consumer:
             " last with %s.",
             letter.name,
             self.name,
-            counted(run.max_attempts, "time"),
+            counted(letter.attempts, "time"),
             letter.error,
         )
 

@@ -325,7 +325,7 @@ async def test_subscribers_receive_its_changes_without_content(
 
 @pytest.mark.usefixtures("newer")
 async def test_consumers_keep_its_changes_as_dead_letters(
-    service: MongoSessionService,
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At once; a later release replays them, and those of others are handled."""
     handled: list[str | None] = []
@@ -338,6 +338,7 @@ async def test_consumers_keep_its_changes_as_dead_letters(
         letters = [each async for each in consumer.dead_letters()]
 
     assert handled == ["now"]
+    assert "its handler failed 1 time, last" in caplog.text
     (letter,) = letters
     assert (letter.id["session_id"], letter.attempts) == ("newer", 1)
     with pytest.raises(SchemaVersionError, match=NEED):
