@@ -36,8 +36,10 @@ def renewed_life(storage: Database, least: float = 0.0) -> list[Document]:
     Or for the least number of seconds, if that is more.
     """
     ends = {"$add": [storage.server_time, {"$max": ["$ttl", least]}]}
-    has_ttl = {"$gt": ["$ttl", 0]}
-    return [{"$set": {"expire_time": {"$cond": [has_ttl, ends, "$expire_time"]}}}]
+    # Another tool may have set it; and whoever comes late revives nothing.
+    is_alive = {"$gt": ["$expire_time", storage.server_time]}
+    longer = {"$and": [{"$isNumber": "$ttl"}, is_alive]}
+    return [{"$set": {"expire_time": {"$cond": [longer, ends, "$expire_time"]}}}]
 
 
 NEEDS_KNOWN: Final[Document] = {NEEDS: None}

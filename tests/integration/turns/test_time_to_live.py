@@ -107,3 +107,25 @@ async def test_a_date_of_expiry_stays_what_it_is(
         (first,) = sessions.distinct("turn.renewed_at")
         await until(lambda: sessions.distinct("turn.renewed_at") != [first])
     assert "expire_time" not in (sessions.find_one({}) or {})
+
+
+@pytest.mark.limits(lease_renewal_seconds=0.1)
+@pytest.mark.parametrize("change", [{"ttl": "soon"}, {"expire_time": 1.0}])
+async def test_a_turn_renews_nothing_but_what_lives_for_a_time(
+    service: MongoSessionService,
+    admin: MongoClient[Any],
+    database: str,
+    change: dict[str, Any],
+) -> None:
+    """It revives no session that has expired; and it is renewed and ends all the same,
+    whatever another tool has stored."""
+    sessions = admin[database].sessions
+    await service.create_session(**IDS, ttl=3600)
+    async with service.turn(**IDS):
+        sessions.update_one({}, {"$set": change})
+        (first,) = sessions.distinct("turn.renewed_at")
+        await until(lambda: sessions.distinct("turn.renewed_at") != [first])
+    left = sessions.find_one({})
+    assert left is not None
+    assert left.items() >= change.items()
+    assert left["turn"]["ended"]["status"] == "ended"
