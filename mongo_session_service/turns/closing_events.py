@@ -27,11 +27,12 @@ def with_reason(event: Event, reason: str | None) -> Event:
 
 
 def closing_events_of_stopped(
-    events: Sequence[Event], root_agent_name: str
+    events: Sequence[Event], root_agent_name: str | None
 ) -> list[Event]:
     """Close the invocations that a stop has cut off, unless ADK has done it.
 
-    The root agent is the author of the event that closes what left no call open.
+    The root agent, if it is known, is the author of the event that closes what left no
+    call open.
     """
     closing: list[Event] = []
     for invocation_id, own in _group_by_invocation(events).items():
@@ -42,7 +43,9 @@ def closing_events_of_stopped(
         if is_reply and last.isolation_scope:
             continue  # a task agent that waits for its user
         answers = _error_responses(own, STOPPED, closes_waiting=True)
-        closing += answers or [_abort_event(invocation_id, root_agent_name, STOPPED)]
+        if not answers and root_agent_name is not None:
+            answers = [_abort_event(invocation_id, root_agent_name, STOPPED)]
+        closing += answers
     return closing
 
 

@@ -387,7 +387,7 @@ class RunningTurn:
                 self._end_gone()
                 return
             if is_stopped:
-                closing = closing_events_of_stopped(log, self._runner.agent.name)
+                closing = closing_events_of_stopped(log, turn.root_agent_name)
                 if self._keeps_partial_answer:
                     texts = [each for each in self._so_far if is_text(each)]
                     closing += interrupted_answers(texts, log)

@@ -242,3 +242,38 @@ async def test_the_next_turn_closes_what_the_end_of_a_loop_has_left(
     async with service.turn(**IDS):
         pass
     assert await open_calls(service) == set()
+
+
+class OwnRunner:
+    """An application's own runner, without an agent of ADK."""
+
+    app_name = IDS["app_name"]
+
+    def __init__(self, service: MongoSessionService) -> None:
+        self._service = service
+
+    async def run_async(
+        self,
+        *,
+        user_id: str,  # noqa: ARG002
+        session_id: str,  # noqa: ARG002
+        new_message: Any,
+    ) -> AsyncGenerator[Event, None]:
+        """Ask for something, and work on for ever."""
+        session = await read(self._service)
+        asked = Event(author="user", invocation_id="own", content=new_message)
+        yield await self._service.append_event(session, asked)
+        await asyncio.Event().wait()
+
+
+async def test_a_runner_without_an_agent_is_stopped(
+    service: MongoSessionService,
+) -> None:
+    """Nobody is the author of a closing event; the turn ends as stopped."""
+    await service.create_session(**IDS)
+    running = await start(service, OwnRunner(service))  # type: ignore[arg-type]
+    async for _ in running:
+        await running.stop("enough")
+    (turn,) = await service.find_turns(status="stopped")
+    assert turn.reason == "enough"
+    assert authors(await read(service)) == ["user"]
