@@ -216,7 +216,8 @@ class _SessionLog:
             raise StorageUnavailableError(
                 "The server does not know yet that the event is committed; try again."
             )
-        copies = {**queries.all_events(self.key), COPIED_BY: "fork"}
+        log = queries.events_after(self.key, stored.log_begins)
+        copies = {**log, COPIED_BY: "fork"}
         count = Query("events", copies, then=({"$count": "copies"},))
         (counts,) = await self._storage.read(count, patient=True)
         for each in counts:

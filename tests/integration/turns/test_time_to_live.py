@@ -117,8 +117,7 @@ async def test_a_turn_renews_nothing_but_what_lives_for_a_time(
     database: str,
     change: dict[str, Any],
 ) -> None:
-    """It revives no session that has expired; and it is renewed and ends all the same,
-    whatever another tool has stored."""
+    """It revives no expired session, and ends well beside values of another tool."""
     sessions = admin[database].sessions
     await service.create_session(**IDS, ttl=3600)
     async with service.turn(**IDS):
