@@ -36,7 +36,6 @@ from mongo_session_service.consumers.handler import (
     HandlerFailedError,
     KeyedTaskPool,
     call_handler,
-    cancellations,
     check_handler,
     end_tasks,
 )
@@ -78,8 +77,6 @@ class _Run:
     max_attempts: int
     transactional: bool
     concurrency: int
-    cancelled_before: int
-    """How often the task that calls it was cancelled before."""
     dead_letters: int = 0
 
 
@@ -283,11 +280,7 @@ class Consumer:
             )
             raise InvalidInputError(message)
         self._check_not_running()
-        is_called_here = not transactional and concurrency == 1
-        before = cancellations() if is_called_here else 0
-        run = self._run = _Run(
-            handler, max_attempts, transactional, concurrency, before
-        )
+        run = self._run = _Run(handler, max_attempts, transactional, concurrency)
         token = _calling.set(self)
         try:
             while await self._acquire_name():
@@ -621,13 +614,7 @@ class Consumer:
     ) -> None:
         checkpoint = self._checkpoint
         try:
-            await call_handler(
-                checkpoint.storage,
-                run.handler,
-                record,
-                tx,
-                cancelled_before=run.cancelled_before,
-            )
+            await call_handler(checkpoint.storage, run.handler, record, tx)
         except HandlerFailedError:
             raise
         except Exception as error:  # the transaction is repeated

@@ -27,7 +27,6 @@ from mongo_session_service.consumers.handler import (
     Handler,
     HandlerFailedError,
     call_handler,
-    cancellations,
     run_interruptibly,
 )
 from mongo_session_service.errors import StorageError, quoted
@@ -129,7 +128,7 @@ async def replay_dead_letters(
 
     Letters whose change is gone are removed: there is nothing left to handle.
     """
-    handled, before = 0, 0 if transactional else cancellations()
+    handled = 0
     async for letter in load_dead_letters(storage, consumer):
         removal = remove_letter_statement(letter)
         if letter.record is None:
@@ -140,9 +139,7 @@ async def replay_dead_letters(
             )
             await storage.commit(removal)
             continue
-        call = partial(
-            call_handler, storage, handler, letter.record, cancelled_before=before
-        )
+        call = partial(call_handler, storage, handler, letter.record)
         try:
             if transactional:
                 await run_interruptibly(storage, call, partial(_remove_once, removal))

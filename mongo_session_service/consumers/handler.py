@@ -13,7 +13,7 @@ from mongo_session_service.errors import InvalidInputError, MongoSessionServiceE
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_callable
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.tasks import running_loop
+from mongo_session_service.storage.tasks import cancellations
 from mongo_session_service.storage.transactions import (
     ClientSessions,
     Transaction,
@@ -69,28 +69,19 @@ def handler_storage() -> Storage:
     return found
 
 
-def cancellations() -> int:
-    """How often somebody has asked the current task to end."""
-    task = asyncio.current_task(running_loop())
-    return task.cancelling() if task else 0
-
-
 async def call_handler(
     storage: Storage,
     handler: Handler,
     record: ChangeRecord,
     tx: Transaction | None = None,
-    *,
-    cancelled_before: int = 0,
 ) -> None:
     """Call a handler with a change, and in a transaction with its client session.
 
     It raises ``HandlerFailedError`` if the handler raises, or the change cannot be
     read. After an error for which the driver repeats the transaction, that is raised.
-    A cancellation counts as a failure unless the current task is cancelled, once more
-    than it was before.
+    A cancellation counts as a failure unless the current task is cancelled meanwhile.
     """
-    token = _storage.set(storage)
+    token, before = _storage.set(storage), cancellations()
     try:
         change = record.change()
         result = handler(change) if tx is None else handler(change, tx.client_session)
@@ -98,7 +89,7 @@ async def call_handler(
             # In a task of its own: what it leaves cancelled is not the consumer.
             await asyncio.create_task(_await_handler(result))
     except (Exception, asyncio.CancelledError, SystemExit) as error:
-        if cancellations() > cancelled_before:
+        if cancellations() > before:
             raise asyncio.CancelledError from error
         if isinstance(error, HandlerFailedError) or (tx and is_repeated(error)):
             raise

@@ -203,13 +203,13 @@ class ReraisedCancellation:
             raise asyncio.CancelledError
 
 
-def is_being_cancelled() -> bool:
-    """Whether somebody has cancelled the current task.
+def cancellations() -> int:
+    """How often somebody has cancelled the current task.
 
-    If nobody has, a ``CancelledError`` is a failure of the code that has raised it.
+    If nobody has since, a ``CancelledError`` is a failure of the code that raised it.
     """
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task else 0
 
 
 def keep_running(
@@ -225,7 +225,7 @@ def keep_running(
             except (Exception, asyncio.CancelledError) as error:
                 if loop.is_closed():  # it is being garbage-collected
                     return
-                if is_being_cancelled():
+                if cancellations():
                     raise
                 log_death(task_name, error)  # or nobody would do its work
             else:

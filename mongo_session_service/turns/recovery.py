@@ -24,7 +24,7 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.storage.tasks import backoff, is_being_cancelled
+from mongo_session_service.storage.tasks import backoff, cancellations
 from mongo_session_service.turns.running_turns import (
     RunArguments,
     RunningTurn,
@@ -71,12 +71,13 @@ class Recovery:
         failures, again_at = self._aside.get(key, (0, 0.0))
         if time.monotonic() < again_at:
             return
+        before = cancellations()
         try:
             await work()
         except (TurnTakenError, SessionNotFoundError):
             pass  # others were faster
         except (Exception, asyncio.CancelledError) as error:
-            if is_being_cancelled():
+            if cancellations() > before:
                 raise
             if key is None and isinstance(error, StorageUnavailableError):
                 return  # it looks again soon

@@ -148,8 +148,6 @@ class Turn:
         """Whether no other invocation is resumed in this process as long as it runs."""
         self.resumed_invocation: str | None = None
         """The invocation that goes on in it."""
-        self._first_revision = 0
-        """The revision of its first event; 0 if it has none."""
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
         self._has_ttl = False
@@ -264,8 +262,7 @@ class Turn:
         found = self._lease.found
         since = found["since"].replace(tzinfo=UTC)
         self.info = self.info._replace(epoch=self._lease.epoch, since=since)
-        self._first_revision = found.get("first_revision", 0)
-        self.has_open_log = self._first_revision > 0
+        self.has_open_log = "first_revision" in found
         self.is_held = True
         self.turns.renewer.add_lease(self._lease)
         if self.has_open_log:  # whoever had the turn before has not released it
@@ -296,7 +293,7 @@ class Turn:
             outcome, self.resumed_invocation = "is resumed", invocation
             resumed = {"invocation_id": invocation, "alone": self.is_alone}
             # The next process finds it if this one dies before it appends anything.
-            end = self._first_revision + len(own) + len(closing)
+            end = self._lease.found["first_revision"] + len(own) + len(closing)
             change = {"$set": {"turn.resumed": resumed, "turn.first_revision": end}}
         await storage.commit(Update("sessions", {"_id": self.key.id}, change))
         logger.warning(
