@@ -194,7 +194,7 @@ class _SessionLog:
                 for each in page:
                     if _is_of_source(each):
                         return
-                    yield self._decode_event(each)
+                    yield documents.decode_event(each, self._storage.hooks)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """Yield its own events with their revisions, if the session is stored."""
@@ -203,7 +203,8 @@ class _SessionLog:
             async for page in read_log(self._storage, self.key, wanted):
                 for each in page:
                     if not _is_of_source(each):
-                        yield each["_id"]["revision"], self._decode_event(each)
+                        event = documents.decode_event(each, self._storage.hooks)
+                        yield each["_id"]["revision"], event
 
     async def session(self, event: Event) -> Session | None:
         """Load the session with its own events; None if it is not stored any more."""
@@ -223,9 +224,6 @@ class _SessionLog:
         for each in counts:
             del session.events[: each["copies"]]
         return session
-
-    def _decode_event(self, document: Any) -> Event:
-        return documents.decode_event(document, self._storage.hooks)
 
 
 def _is_of_source(document: Document) -> bool:

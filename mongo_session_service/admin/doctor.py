@@ -20,7 +20,7 @@ from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.backend import Stage
 from mongo_session_service.model.records import Document
-from mongo_session_service.model.wording import counted
+from mongo_session_service.model.wording import counted, duration_text
 from mongo_session_service.schema import setup
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
@@ -33,8 +33,6 @@ from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.transactions import Transaction
 from mongo_session_service.turns.turn import find_turns
 
-_SHOWN: Final = 3
-"""Abandoned turns that are named."""
 _SKEW: Final = 1.0
 """Seconds that clocks may differ: events are dated by this machine's clock."""
 _WINDOW: Final = 3600.0
@@ -58,7 +56,6 @@ _AS_NEEDED: Final = "The first write creates it, by a user with privileges for s
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
-_FOLLOW_MESSAGE: Final = "Do what the message says, then run this again."
 _GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
 _GRANT_MORE: Final = f"Fine, if this user needs no more than it has. If not: {_GRANT}"
 
@@ -206,7 +203,7 @@ def judge_oplog(window: float | None, fullness: float) -> Finding:
     if window is None:
         text = "there is no oplog, so changes cannot be watched"
         return Finding(check, Status.FAILED, text, _AS_REPLICA_SET)
-    reach = _window_text(window)
+    reach = duration_text(window)
     if fullness < _FULL:
         text = f"{reach}, since it was created; {fullness:.0%} of it is used"
         return Finding(check, Status.OK, text)
@@ -226,18 +223,6 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
     text = f"{abs(ahead):.3f} s {direction} MongoDB's, plus or minus {uncertainty:.3f}"
     remedy = "Synchronise both by NTP; events are dated by this machine's clock."
     return Finding("clock", Status.WARNING, text, remedy)
-
-
-def _first_names(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _window_text(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return counted(round(seconds), "second")
 
 
 async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
@@ -262,7 +247,8 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         except errors.StorageUnavailableError:
             raise
         except errors.MongoSessionServiceError as error:
-            finding = Finding(name, Status.FAILED, str(error), _FOLLOW_MESSAGE)
+            remedy = "Do what the message says, then run this again."
+            finding = Finding(name, Status.FAILED, str(error), remedy)
             if is_standalone and isinstance(error, errors.StorageError):
                 text = "a standalone server has no snapshots to read"
                 finding = Finding(name, Status.UNKNOWN, text, _AS_REPLICA_SET)
@@ -338,8 +324,10 @@ async def _check_turns(storage: Storage) -> Finding:
     abandoned = await find_turns(storage, None, None, "abandoned")
     if not abandoned:
         return Finding("turns", Status.OK, "none is abandoned")
-    names = [f"{it.app_name}/{it.user_id}/{it.session_id}" for it in abandoned]
-    text = f"{counted(len(names), 'abandoned turn')}: {_first_names(names)}"
+    names = ["/".join(each[:3]) for each in abandoned]
+    if (more := len(names) - 3) > 0:
+        names[3:] = [f"and {more} more"]
+    text = f"{counted(len(abandoned), 'abandoned turn')}: {', '.join(names)}"
     remedy = (
         "Let a task of each server run recover_turns(). Without it, the next turn of"
         " each of these sessions answers the calls that are open."

@@ -74,11 +74,8 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
         _EVERY: ("listCollections", "collStats"),
     },
 }
-"""The actions that each group of features needs on some collections. ``sessions`` are
-ADK's methods and what belongs to them, ``changes`` live subscriptions and consumers,
-``setup`` creates collections, ``erase`` leaves nothing of users and apps. Imports need
-``sessions``, too, and erasing ``sessions`` and ``changes``. ``storage`` is the command
-of that name."""
+"""The actions that each group of features needs on some collections; the help of the
+command ``grants`` has what each group is for."""
 
 
 def needs(features: Iterable[str], database: str, prefix: str = "") -> list[Privilege]:

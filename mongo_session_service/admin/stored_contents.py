@@ -113,7 +113,6 @@ async def preview_redaction(
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
-_COUNT: Final = ({"$count": "n"},)
 
 
 async def count_erasable(
@@ -130,31 +129,25 @@ async def count_erasable(
     if user_id is not None and session_id is not None:
         key = session_key(app_name, user_id, session_id)
         return await _count_erasable_session(service, key)
-    is_app = user_id is None
-    letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
+    letters = {"_id.app_name": app_name}
+    if user_id is not None:
+        letters["_id.user_id"] = user_id
+    erasable = {
+        "user_states": queries.all_user_states(app_name, user_id),
+        "dead_letters": letters,
+    }
+    if user_id is None:
+        erasable["app_states"] = {"_id": app_name}
+        erasable["checkpoints"] = {"app_name": app_name}
     logs = queries.all_sessions(app_name, user_id)
-    counting = [
-        Query("sessions", logs, then=(queries.COUNT_STAGE,)),
-        Query("user_states", queries.all_user_states(app_name, user_id), then=_COUNT),
-        Query("dead_letters", letters, then=_COUNT),
-    ]
-    if is_app:
-        counting += [
-            Query("app_states", {"_id": app_name}, then=_COUNT),
-            Query("checkpoints", {"app_name": app_name}, then=_COUNT),
-        ]
     opened = await backends_of(service).backend()
-    logged, *others = await opened.storage.read(*counting)
-    states, dead, *of_app = (each[0]["n"] if each else 0 for each in others)
-    app_states, readers = of_app or (0, 0)
-    counts = Erased(
-        sessions=logged[0]["sessions"] if logged else 0,
-        events=logged[0]["events"] if logged else 0,
-        user_states=states,
-        app_states=app_states,
-        dead_letters=dead,
-        checkpoints=readers,
+    found = await opened.storage.read(
+        Query("sessions", logs, then=(queries.COUNT_STAGE, {"$project": {"_id": 0}})),
+        *(Query(it, erasable[it], then=({"$count": it},)) for it in erasable),
     )
+    counts = NOTHING
+    for each in chain(*found):
+        counts = replace(counts, **each)
     if counts == NOTHING and await recorded_version(opened.storage) is None:
         return None
     return counts

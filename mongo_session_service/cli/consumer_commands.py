@@ -14,11 +14,11 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.inspect_commands import duration_text, time_text
+from mongo_session_service.cli.inspect_commands import time_text
 from mongo_session_service.cli.options import FUNCTION, START
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.errors import ConfigurationError, StorageError
-from mongo_session_service.model.wording import counted
+from mongo_session_service.model.wording import counted, duration_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -209,10 +209,8 @@ def _log_with_times() -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     shown.setFormatter(logging.Formatter(form))
     root.addHandler(shown)
-    for each in [*library.handlers]:
-        if isinstance(
-            each, options.StderrHandler
-        ):  # that of -v would show it once more
+    for each in [*library.handlers]:  # that of -v would show it once more
+        if isinstance(each, options.StderrHandler):
             library.removeHandler(each)
     library.setLevel("WARNING" if terminal.shared_options().quiet else level)
     context = click.get_current_context()

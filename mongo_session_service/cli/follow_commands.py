@@ -14,9 +14,9 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.inspect_commands import change_text, duration_text
+from mongo_session_service.cli.inspect_commands import change_text
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.model.wording import json_line
+from mongo_session_service.model.wording import duration_text, json_line
 
 if TYPE_CHECKING:
     import socket

@@ -16,7 +16,7 @@ from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.options import CONDITION
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.model.wording import counted
+from mongo_session_service.model.wording import counted, duration_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from mongo_session_service.model.results import SessionSummary
     from mongo_session_service.service import MongoSessionService
 
-_DEFAULT_LIMIT: Final = 50
-"""Sessions listed by default."""
 _PAGE: Final = 1000
 """Sessions read at once."""
 _APPS_NAMED: Final = 10
@@ -46,8 +44,6 @@ _KIND_STYLES: Final = {
 }
 _NAME: Final = 13
 """Columns of an author, so that texts begin in one of their own."""
-_UNITS: Final = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
-
 _THOUSAND: Final = 1000
 _LONG: Final = 500
 """Characters shown of a tool's arguments or answer, or of a value of state."""
@@ -84,7 +80,7 @@ _LONG: Final = 500
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    default=_DEFAULT_LIMIT,
+    default=50,
     show_default=True,
     metavar="N",
     help="How many at most; 0 for all.",
@@ -489,14 +485,6 @@ def time_text(seconds: float) -> str:
         return f"{seconds:g} s"
     is_today = local.date() == datetime.now().astimezone().date()
     return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
-
-
-def duration_text(seconds: float | None) -> str:
-    """Round a duration to one unit; a dash for None."""
-    if seconds is None:
-        return "-"
-    unit, length = next((u, n) for u, n in _UNITS if n == 1 or seconds >= 2 * n)
-    return f"{max(0.0, seconds) / length:.0f} {unit}"
 
 
 def details_text(title: str | None, labels: dict[str, str], expires: str | None) -> str:

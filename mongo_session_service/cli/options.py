@@ -48,12 +48,6 @@ Result = TypeVar("Result")
 ANSWER_LIMIT: Final = 5.0
 """Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
 
-_NO_URI: Final = (
-    "No MongoDB URI. Set MONGODB_URI, or give --uri"
-    " 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'."
-)
-
-
 _SECONDS_OF: Final = {"s": 1, "h": 3600, "d": 86400}
 """Seconds of the units of durations."""
 
@@ -318,7 +312,10 @@ class ServiceAddress:
         shared = shared_options()
         uri = shared.uri or os.environ.get("MONGODB_URI")
         if not uri:
-            raise click.UsageError(_NO_URI)
+            raise click.UsageError(
+                "No MongoDB URI. Set MONGODB_URI, or give --uri"
+                " 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'."
+            )
         uri = with_password(uri, os.environ.get("MONGODB_PASSWORD"))
         return cls(uri, shared.database, shared.prefix)
 

@@ -58,6 +58,7 @@ async def setup(address: options.ServiceAddress, *, dry_run: bool) -> bool:
     if not dry_run:
         created -= after.missing_collections
         indexes -= after.missing_indexes
+    is_complete = dry_run or not after.missing_indexes
     if terminal.shared_options().json:
         terminal.show_json(
             {
@@ -67,21 +68,18 @@ async def setup(address: options.ServiceAddress, *, dry_run: bool) -> bool:
                 "schema_version": after.schema_version,
             }
         )
-        return dry_run or not after.missing_indexes
+        return is_complete
     did = "Would create" if dry_run else "Created"
     for names, what in ((created, "collections"), (indexes, "indexes")):
         if names:
             terminal.print_remark(f"{did} {what}: {', '.join(sorted(names))}.")
-    if dry_run:
-        if not (created or indexes):
-            terminal.print_remark(f"Nothing has to be created in {address.location}.")
-        return True
-    if not after.missing_indexes:  # of which there was a warning
-        done = "Set up" if created or indexes else "Nothing had to be created in"
+    if is_complete and not (created or indexes):
+        terminal.print_remark(f"Nothing has to be created in {address.location}.")
+    elif is_complete and not dry_run:
         terminal.print_remark(
-            f"{done} {address.location}: schema version {after.schema_version}."
+            f"Set up {address.location}: schema version {after.schema_version}."
         )
-    return not after.missing_indexes
+    return is_complete  # if not, there was a warning
 
 
 @click.command(short_help="Checks the server, the user and the setup.")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
 from importlib.resources import files
+from itertools import compress
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Query
@@ -280,8 +281,4 @@ class AllSessions(SessionResources):
         permitted = await at_once(
             self.permission.permits(request, key, "read") for key in keys
         )
-        return [
-            row
-            for row, is_permitted in zip(rows, permitted, strict=True)
-            if is_permitted
-        ]
+        return list(compress(rows, permitted))

@@ -20,6 +20,7 @@ from collections.abc import (
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
+from itertools import compress
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
@@ -67,8 +68,6 @@ LATER: Final = {"Retry-After": str(RETRY_SECONDS)}
 
 SEE_LOG: Final = "Sessions cannot be read or written; see the server's log."
 UNAVAILABLE: Final = "MongoDB is unavailable."
-
-_MAY_NOT: Final = "You may not do this."
 
 _SLASH: Final = re.compile("%2[Ff]")
 _STAND_IN: Final = "\udc2f"
@@ -197,7 +196,7 @@ class PermissionChecker:
     ) -> None:
         """Refuse a request that may not perform an action on a session or a user's."""
         if not await self.allows(request, key, action):
-            raise HTTPException(403, _MAY_NOT)
+            raise HTTPException(403, "You may not do this.")
 
     async def permits(
         self, request: Request, key: SessionKey | Scope, action: Action
@@ -250,9 +249,7 @@ class PermissionChecker:
             await self.require(request, asked, action)
             return True
 
-        allowed = await at_once(map(ask, _OFFERED))
-        pairs = zip(_OFFERED, allowed, strict=True)
-        return [action for action, is_allowed in pairs if is_allowed]
+        return list(compress(_OFFERED, await at_once(map(ask, _OFFERED))))
 
     async def _ask(self, request: Request, **asked: Any) -> bool:
         call = partial(self._authorize, request, **asked)

@@ -10,7 +10,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Iterable,
     Mapping,
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -201,10 +200,6 @@ class SessionQuery(_Shape):
     include_eval: bool = False
     """Also those that ADK's evaluations made."""
 
-    @property
-    def labels(self) -> dict[str, str]:
-        return dict(each.split("=", 1) for each in self.label)
-
 
 class EventQuery(_Shape):
     """Query parameters of a page of events."""
@@ -250,10 +245,6 @@ class StreamStart(StreamQuery):
     """By the events after this revision, however old."""
     history: Literal["all"] | None = None
     """By a snapshot without an id, and then every event."""
-
-    @property
-    def has_beginning(self) -> bool:
-        return {self.after_revision, self.history} != {None}
 
 
 class UserStreamStart(OutlineQuery, StreamStart):
@@ -543,7 +534,8 @@ class SessionResources:
                     shown.append(public_view.json_text(fields).encode())
                     size += len(shown[-1])
                     await pace.yield_to_loop()
-            text = text_with_events({"has_more": has_more}, shown)
+            end = b"true" if has_more else b"false"
+            text = b'{"has_more":%b,"events":[%b]}' % (end, b",".join(shown))
             await reader.hold(len(text))
         return SlowReaderResponse(text, reader)
 
@@ -653,7 +645,7 @@ class SessionResources:
         key = None
         if query.session_id is not None:
             key = session_key(*scope[:2], query.session_id)  # type: ignore[arg-type]  # the path has both
-        elif last_event_id is not None or query.has_beginning:
+        elif {last_event_id, query.after_revision, query.history} != {None}:
             message = "after_revision and history need a session_id."
             raise InvalidInputError(message)
 
@@ -799,7 +791,7 @@ class SessionResources:
                 app_name=app_name,
                 user_id=user_id,
                 title=query.title,
-                labels=query.labels or None,
+                labels=dict(each.split("=", 1) for each in query.label) or None,
                 waiting=True if query.waiting else None,
                 order_by=query.order_by,
                 with_state=False,
@@ -922,9 +914,3 @@ async def session_json(session: Session) -> bytearray:
         await pace.yield_to_loop()
     text += b"]}"
     return text
-
-
-def text_with_events(fields: Mapping[str, object], events: Iterable[bytes]) -> bytes:
-    """Write the public view of some fields, and events that are encoded already."""
-    begun = public_view.json_text(fields).removesuffix("}").encode()
-    return b'%b,"events":[%b]}' % (begun, b",".join(events))

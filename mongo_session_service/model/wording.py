@@ -31,3 +31,12 @@ def indefinite(name: str) -> str:
 def json_line(json_text: str) -> str:
     """Escape control characters in JSON, without changing its meaning."""
     return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
+
+
+def duration_text(seconds: float | None) -> str:
+    """Round a duration to one unit; a dash for None."""
+    if seconds is None:
+        return "-"
+    units = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next((u, n) for u, n in units if n == 1 or seconds >= 2 * n)
+    return f"{max(0.0, seconds) / length:.0f} {unit}"

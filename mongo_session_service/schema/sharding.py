@@ -24,18 +24,15 @@ def shard_key_index(collection: str) -> Index:
     It is one that :mod:`~mongo_session_service.schema.setup` creates, if there is any.
     """
     fields = tuple(SHARD_KEY)
-    own = Index(
+    for each in INDEXES:
+        if each.collection == collection and each.keys[: len(fields)] == fields:
+            return each
+    return Index(
         collection=collection,
         name="shard_key",
         keys=fields,
         serves="the cluster finds the documents of a range of the shard key",
     )
-    fitting = (
-        each
-        for each in INDEXES
-        if each.collection == collection and each.keys[: len(fields)] == fields
-    )
-    return next(fitting, own)
 
 
 def script(database: str, prefix: str, zones: Iterable[tuple[str, str]] = ()) -> str:

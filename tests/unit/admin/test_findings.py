@@ -99,7 +99,7 @@ def test_a_server_that_gets_fixes_is_well(version: str) -> None:
         (judge_oplog(3 * DAY, 1.0), OK, "3 days"),
         (judge_oplog(90.0, 0.02), OK, "2% of it"),
         (judge_oplog(None, 0), FAILED, "no oplog"),
-        (judge_oplog(180.0, 0.99), WARNING, "3 minutes"),
+        (judge_oplog(180.0, 0.99), WARNING, "3 min:"),
     ],
 )
 def test_a_finding_has_its_remedy(finding: Finding, status: Status, says: str) -> None:

@@ -16,13 +16,9 @@ from rich.text import Text
 from support.terminals import printed, sent
 
 from mongo_session_service import Change
-from mongo_session_service.cli.inspect_commands import (
-    change_text,
-    duration_text,
-    time_text,
-)
+from mongo_session_service.cli.inspect_commands import change_text, time_text
 from mongo_session_service.cli.terminal import printable, styled, table
-from mongo_session_service.model.wording import json_line
+from mongo_session_service.model.wording import duration_text, json_line
 
 WIDTHS = (80, 100, 120, 200)
 """Of usual terminals."""
