@@ -183,6 +183,15 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
+def cancellations() -> int:
+    """How often somebody has cancelled the current task.
+
+    If nobody has since, a ``CancelledError`` is a failure of the code that raised it.
+    """
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
 class ReraisedCancellation:
     """Raises again a cancellation of the current task that a block has swallowed.
 
@@ -191,25 +200,15 @@ class ReraisedCancellation:
     is raised after a block that has swallowed it, even if the block has failed since.
     """
 
-    __slots__ = ("_before", "_task")
+    __slots__ = ("_before",)
 
     def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._before = self._task.cancelling() if self._task else 0
+        self._before = cancellations()
 
     def __exit__(self, _: object, exc: BaseException | None, *__: object) -> None:
         has_ended = exc is None or isinstance(exc, Exception)
-        if has_ended and self._task and self._task.cancelling() > self._before:
+        if has_ended and cancellations() > self._before:
             raise asyncio.CancelledError
-
-
-def cancellations() -> int:
-    """How often somebody has cancelled the current task.
-
-    If nobody has since, a ``CancelledError`` is a failure of the code that raised it.
-    """
-    task = asyncio.current_task()
-    return task.cancelling() if task else 0
 
 
 def keep_running(
