@@ -18,6 +18,7 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -200,10 +201,7 @@ class Turn:
     async def accept_company(self) -> None:
         """Note that others are resumed beside it: if it dies, it may be of them."""
         if self.is_alone:
-            own = {"_id": self.key.id, queries.TURN_EPOCH: self._lease.epoch}
-            change = {"$set": {"turn.resumed.alone": False}}
-            backend = await self.turns.backends.backend()
-            await backend.storage.commit(Update("sessions", own, change))
+            await self._update_session({"$set": {"turn.resumed.alone": False}})
             self.is_alone = False
 
     async def append_event(self, event: Event) -> None:
@@ -281,8 +279,7 @@ class Turn:
         closing = closing_events_of_abandoned(own, self.root_agent_name)
         for event in closing:
             await self.append_event(with_reason(event, _DIED))
-        storage = backend.storage
-        await announce_abandoned_turn(storage, self.info)
+        await announce_abandoned_turn(backend.storage, self.info)
         last = self._lease.found.get("resumed", {})
         invocation = own[-1].invocation_id if own else last.get("invocation_id")
         is_given_up = last == {"invocation_id": invocation, "alone": True}
@@ -295,7 +292,7 @@ class Turn:
             # The next process finds it if this one dies before it appends anything.
             end = self._lease.found["first_revision"] + len(own) + len(closing)
             change = {"$set": {"turn.resumed": resumed, "turn.first_revision": end}}
-        await storage.commit(Update("sessions", {"_id": self.key.id}, change))
+        await self._update_session(change)
         logger.warning(
             "The process of turn %d of session %s has died. The turn %s. Closing"
             " events: %d.",
@@ -308,10 +305,13 @@ class Turn:
     async def _renew_life(self, least: float = 0.0) -> None:
         """Have a session with a ``ttl`` live for that from now on."""
         if self._has_ttl:
-            storage = self._lease.storage
-            own = {"_id": self.key.id, queries.TURN_EPOCH: self._lease.epoch}
-            longer = queries.renewed_life(storage, least)
-            await storage.commit(Update("sessions", own, longer))
+            longer = queries.renewed_life(self._lease.storage, least)
+            await self._update_session(longer)
+
+    async def _update_session(self, change: Document | Sequence[Document]) -> None:
+        """Update the session's document, unless another has taken the turn over."""
+        own = {"_id": self.key.id, queries.TURN_EPOCH: self._lease.epoch}
+        await self._lease.storage.commit(Update("sessions", own, change))
 
     async def _load(
         self,

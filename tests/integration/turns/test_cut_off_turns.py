@@ -18,7 +18,7 @@ from support.http_paths import SESSION, app_of
 from support.one_session import IDS, read
 from support.scripted_model import ScriptedModel, said, texts_of
 
-from mongo_session_service import Change, MongoSessionService
+from mongo_session_service import Change, MongoSessionService, Subject
 
 pytestmark = pytest.mark.limits(
     recovery_seconds=0.05, lease_seconds=0.5, lease_renewal_seconds=0.1
@@ -167,3 +167,27 @@ async def test_a_session_without_a_turn_has_none_to_show(
     await service.create_session(**IDS)
     assert (await asked(service, "/turn"))["status"] == 404
     assert await first_turn(service) is None
+
+
+async def test_a_repair_that_comes_late_leaves_the_next_turn_alone(
+    mongodb_uri: str, database: str, admin: MongoClient[Any]
+) -> None:
+    """Of a process that was paused in it: the next turn may be cut off as well."""
+    of_next = {"turn.epoch": 9, "turn.holder.token": "next", "turn.first_revision": 5}
+    reads = list[Subject]()
+
+    def take_over(value: Any, subject: Subject) -> Any:
+        if not reads:  # the first, in which the repair looks what is open
+            admin[database].sessions.update_one({}, {"$set": of_next})
+        reads.append(subject)
+        return value
+
+    async with MongoSessionService(
+        mongodb_uri, database=database, after_load=take_over
+    ) as paused:
+        await abandon_after(ANSWER, paused, database, admin)
+        reads.clear()
+        async with paused.turn(**IDS):
+            pass
+    (session,) = admin[database].sessions.find()
+    assert session["turn"]["first_revision"] == 5
