@@ -443,8 +443,9 @@ async def load_session_at(
     if created not in {None, head["create_time"]}:
         return None
     revision = check_revision(head, revision)
-    has_events = ends and revision > log_begins(head)
-    updated = ends[0]["event"].get("timestamp") if has_events else head["create_time"]
+    updated = head["create_time"]
+    if ends and revision > log_begins(head):
+        updated = ends[0].get("event", {}).get("timestamp")
     # Without the title, which is today's and in no log.
     past = {
         INITIAL: recorded_initial_state(head, *apart),

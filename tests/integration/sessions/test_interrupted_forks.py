@@ -100,7 +100,7 @@ async def test_a_place_is_lost_meanwhile(
 async def test_the_past_is_of_one_point_in_time(
     mongodb_uri: str, database: str, service: MongoSessionService
 ) -> None:
-    """What is read of a session cannot be torn by a delete: it is one aggregation."""
+    """What is read of a session cannot be torn by a delete: its state is as of then."""
     session = await service.create_session(**IDS, state={"large": "x" * 10_000})
     await service.append_event(session, new_event(k=1))
     sent = CommandsSent()
@@ -109,7 +109,10 @@ async def test_the_past_is_of_one_point_in_time(
         await borrowing.setup()
         sent.clear()
         past = await borrowing.get_session_at(**IDS, revision=1)
-        assert sent.names == ["aggregate"]
+        assert sent.names == ["aggregate", "aggregate"]
+        (_, first), (_, then) = sent.sent
+        assert "atClusterTime" not in first["readConcern"]
+        assert "atClusterTime" in then["readConcern"]
 
     assert past == session
 

@@ -56,7 +56,6 @@ def mistyped(**fields: Any) -> Event:
         mistyped(actions__requested_auth_configs=None),
         mistyped(actions__requested_tool_confirmations=None),
         mistyped(node_info=None),
-        mistyped(output={"a.b": 1, "%json": b"hunter2"}),
     ],
 )
 async def test_events_that_could_not_be_read_back_are_refused(
