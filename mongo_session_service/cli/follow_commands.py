@@ -34,7 +34,6 @@ STYLES: Final = {
     "stopped": terminal.WARNING,
     "failed": terminal.BAD,
 }
-"""How each status is shown."""
 
 
 @click.command()

@@ -49,7 +49,6 @@ ANSWER_LIMIT: Final = 5.0
 """Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
 
 _SECONDS_OF: Final = {"s": 1, "h": 3600, "d": 86400}
-"""Seconds of the units of durations."""
 
 
 class ValueType(click.ParamType):  # type: ignore[type-arg]  # generic in some releases
@@ -258,7 +257,6 @@ removal_options: Final = combine_decorators(
     dry_run,
     as_json,
 )
-"""Options of commands that remove something for ever."""
 verbosity_options: Final = combine_decorators(
     click.option(
         "-v",
@@ -278,7 +276,6 @@ verbosity_options: Final = combine_decorators(
         help="Show the traceback of a failure.",
     ),
 )
-"""Options for how much a command prints."""
 
 address_options: Final = combine_decorators(
     click.option(

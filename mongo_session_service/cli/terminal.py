@@ -160,7 +160,6 @@ class SharedOptions:
 
 
 def shared_options() -> SharedOptions:
-    """Return the shared options of the command that runs."""
     context = click.get_current_context(silent=True)
     return (context and context.find_object(SharedOptions)) or SharedOptions()
 

@@ -246,7 +246,6 @@ class ChangeStream(EventSourceResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything."""
         is_unread = False
         try:
             in_time = partial(self._reader.send, send)
