@@ -29,7 +29,7 @@ class Script(BaseLlm):
         [*_, given] = llm_request.contents[-1].parts or []
         if given.function_response:
             response = given.function_response.response or {}
-            text = response.get("result") or "A colleague has to look at this."
+            text = response.get("result") or "There is no refund."
         elif asked := re.search(r"refund (\w+)", given.text or "", re.IGNORECASE):
             call = types.Part.from_function_call(
                 name="refund", args={"order": asked[1]}

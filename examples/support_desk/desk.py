@@ -77,6 +77,8 @@ async def waiting() -> list[dict[str, Any]]:
 
 async def book(change: Change, txn: AsyncClientSession) -> None:
     """Book each refund that was made, exactly once."""
+    if change.is_copy:
+        return
     refunds = txn.client[service.database_name]["refunds"]
     for given in change.event.get_function_responses() if change.event else []:
         if given.name == "refund" and "result" in (given.response or {}):
