@@ -235,7 +235,7 @@ def turn_interrupted_error(session_id: str) -> TurnInterruptedError:
 
 
 def service_closed_error() -> MongoSessionServiceError:
-    """Make the error for a call that waits for a turn while the service is closed."""
+    """Make the error for a call that waits while the service is closed."""
     return MongoSessionServiceError("The service was closed meanwhile.")
 
 

@@ -47,8 +47,8 @@ from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
-    MongoSessionServiceError,
     quoted,
+    service_closed_error,
     session_not_found_error,
 )
 from mongo_session_service.feed.feed import Feeds
@@ -1504,7 +1504,7 @@ class MongoSessionService(BaseSessionService):
                 if predicate is not None and _holds(predicate, state):
                     return state
         if change is None or change.kind != "deleted":
-            raise MongoSessionServiceError("The service was closed meanwhile.")
+            raise service_closed_error()
         raise SessionNotFoundError(f"Session {session_id.strip()!r} was deleted.")
 
     def consumer(

@@ -24,6 +24,7 @@ from mongo_session_service.errors import (
     HistoryLostError,
     MongoSessionServiceError,
     SlowSubscriberError,
+    service_closed_error,
 )
 from mongo_session_service.feed.stats import Counters, FeedStats
 from mongo_session_service.model.records import Document
@@ -32,7 +33,6 @@ from mongo_session_service.storage.tasks import Pace, background, log_death
 
 logger = logging.getLogger(__name__)
 
-_CLOSED: Final = "The service was closed meanwhile."
 _MANY: Final = 100
 """Recipients of a change whose readers run before the next one: it takes them 1 ms."""
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
@@ -142,7 +142,7 @@ class _StreamReader(ABC):
     async def attach(self, inbox: Inbox) -> Timestamp:
         """Put into an inbox every change after the returned time."""
         if self._is_closed:  # with its backend, of which a call still had hold
-            raise MongoSessionServiceError(_CLOSED)
+            raise service_closed_error()
         inbox.attach_to(self.inboxes)
         self._wanted_at = time.monotonic()
         if self._run is None:
@@ -248,7 +248,7 @@ class _StreamReader(ABC):
     def _end(self, error: Exception | None) -> None:
         self._run = self._position = None
         if not self._start.done():
-            self._start.set_exception(error or MongoSessionServiceError(_CLOSED))
+            self._start.set_exception(error or service_closed_error())
             self._start.exception()  # perhaps nobody waits for it
         for each in self.inboxes:
             each.end(error)

@@ -339,7 +339,7 @@ class RunningTurn:
             has_more.set()
 
     async def _end_agent(self, running: asyncio.Task[None]) -> None:
-        limits = self.turn.limits
+        limits = self.turn.turns.backends.limits
         self._aborts.set()
         self._wanted.release()
         _, pending = await asyncio.wait({running}, timeout=limits.abort_seconds)

@@ -30,11 +30,7 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.codec.adk_session import to_session
-from mongo_session_service.codec.documents import (
-    NEEDS,
-    check_needs,
-    with_known_needs,
-)
+from mongo_session_service.codec.documents import NEEDS, check_needs, with_known_needs
 from mongo_session_service.codec.partials import encode_turn, stored_turn
 from mongo_session_service.errors import (
     MongoSessionServiceError,
@@ -43,7 +39,6 @@ from mongo_session_service.errors import (
     session_not_found_error,
     turn_stopped_error,
 )
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import (
     Document,
     SessionKey,
@@ -169,10 +164,6 @@ class Turn:
     @property
     def has_runaway(self) -> bool:
         return self.runaway is not None and not self.runaway.done()
-
-    @property
-    def limits(self) -> Limits:
-        return self._lease.storage.limits
 
     async def load_own_events(self) -> list[Event]:
         """Load what was appended from the first event of the turn on."""
@@ -438,8 +429,8 @@ async def request_stop(storage: Storage, key: SessionKey, reason: str | None) ->
     """Let the turn of a session be stopped soon; False if none runs."""
     stop = {"turn.stop": {} if reason is None else {"reason": reason}}
     running = {"_id": key.id, HELD: {"$exists": True}, **queries.NEEDS_KNOWN}
-    is_held = {"$expr": {"$not": lease_is_free(storage, "turn.")}}
-    stopping = Update("sessions", {**running, **is_held}, {"$set": stop})
+    running["$expr"] = {"$not": lease_is_free(storage, "turn.")}
+    stopping = Update("sessions", running, {"$set": stop})
     turn = storage.lease("sessions", key.id, "turn.")
     if await turn.write_past_dead_holder(storage.commit(stopping)) == [1]:
         return True
@@ -464,9 +455,9 @@ async def end_turns_of_erased(
 
     A plain turn has nothing to stop, and loses its session.
     """
-    where = turns_filter(app_name, user_id, "running", storage.clock.now())
-    where |= queries.NEEDS_KNOWN
-    held = {**where, "$expr": {"$not": lease_is_free(storage, "turn.")}}
+    held = turns_filter(app_name, user_id, "running", storage.clock.now())
+    held |= queries.NEEDS_KNOWN
+    held["$expr"] = {"$not": lease_is_free(storage, "turn.")}
     stopping = Update("sessions", held, {"$set": {"turn.stop": _ERASED}}, many=True)
     with suppress(TimeoutError, TooLateError):
         async with asyncio.timeout(_ERASURE_WAITS):
@@ -496,10 +487,7 @@ async def find_turns(
 ) -> list[TurnInfo]:
     """Find turns, in the order of app, user and session."""
     where = turns_filter(app_name, user_id, status, storage.clock.now())
-    only: list[Document] = []
-    if status == "abandoned":
-        only = [{"$match": {"is_free": True}}]
-    turns = await _read_turns(storage, where, *only)
+    turns = await _read_turns(storage, where)
     return sorted(each for each in turns if status in {None, each.status})
 
 
@@ -511,15 +499,14 @@ async def find_last_turn(backends: Backends, key: SessionKey) -> TurnInfo | None
     return found[0] if found else None
 
 
-async def _read_turns(
-    storage: Storage, where: Document, *more: Document
-) -> list[TurnInfo]:
+async def _read_turns(storage: Storage, where: Document) -> list[TurnInfo]:
     fields = {
         **dict.fromkeys(("turn", "create_time", NEEDS), 1),
         "is_free": lease_is_free(storage, "turn."),
     }
-    stages = ({"$project": fields}, *more)
-    (found,) = await storage.read(Query("sessions", where, then=stages))
+    (found,) = await storage.read(
+        Query("sessions", where, then=({"$project": fields},))
+    )
     turns = [stored_turn(it, is_free=it["is_free"]) for it in with_known_needs(found)]
     return [each for each in turns if each is not None]
 
