@@ -215,8 +215,8 @@ class RunningTurn:
         await asyncio.wait({self._task})
 
     def request_stop(self, reason: str | None) -> None:
-        """Ask the agent to stop soon; the first reason counts."""
-        if not self._is_stopped.is_set():
+        """Ask an agent that runs to stop soon; the first reason counts."""
+        if self.turn.info.status == "running" and not self._is_stopped.is_set():
             self.turn.set_status("stopping", reason=reason)
             self._is_stopped.set()
 

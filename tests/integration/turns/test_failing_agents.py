@@ -14,8 +14,10 @@ from google.adk.agents import LlmAgent
 from google.adk.events import Event
 from google.adk.runners import Runner
 from pydantic import BaseModel, ValidationError
+from pymongo import MongoClient
 from support.one_session import IDS, authors, read
 from support.scripted_model import ScriptedModel, call, said
+from support.subscriptions import until
 
 from mongo_session_service import (
     LeaseLostError,
@@ -277,3 +279,26 @@ async def test_a_runner_without_an_agent_is_stopped(
     (turn,) = await service.find_turns(status="stopped")
     assert turn.reason == "enough"
     assert authors(await read(service)) == ["user"]
+
+
+async def test_a_stop_after_the_end_leaves_the_status(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """While the turn is released, which may take long."""
+    await service.create_session(**IDS)
+    with admin.start_session() as slow:
+        model = ScriptedModel(script=["done"])
+        agent = LlmAgent(name="agent", model=model)
+        runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+        running = await start(service, runner)
+        async for event in running:
+            if event.is_final_response():
+                slow.start_transaction()
+                change = {"$set": {"held": True}}
+                admin[database].sessions.update_one({}, change, session=slow)
+                await until(lambda: running.turn.info.status == "ended")
+                running.request_stop("too late")
+                slow.abort_transaction()
+    assert running.turn.info.status == "ended"
+    (turn,) = await service.find_turns(status="ended")
+    assert turn.reason is None
