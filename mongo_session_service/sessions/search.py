@@ -269,16 +269,14 @@ async def load_page(
     wanted = [search.page_query(after, limit + 1, now)]
     if after is None:
         wanted.insert(0, search.damaged_query(limit, now))
-    answer = await storage.read(
-        *(replace(each, without=unread) for each in wanted), patient=True
-    )
+    answer = await storage.read(*(replace(each, without=unread) for each in wanted))
     *damaged, found = answer
     documents.summaries(chain(*damaged), storage.hooks)  # it warns of them
     shown, states = found[:limit], None
     keys = [key for each in shown if (key := documents.key_of(each["_id"]))]
     if with_state and keys:
         shared = queries.shared_state_queries_by_key(keys)
-        states_then = await storage.read(*shared, as_of=answer.as_of, patient=True)
+        states_then = await storage.read(*shared, as_of=answer.as_of)
         decoded = documents.decode_sessions(
             shown, chain(*states_then), now, storage.hooks, is_list=True
         )
@@ -356,7 +354,7 @@ async def count_by_app(storage: Storage, user_id: str | None) -> list[AppCount]:
 
 
 async def _find_apps(storage: Storage, query: Query) -> list[Document]:
-    (found,) = await storage.read(query, patient=True)
+    (found,) = await storage.read(query)
     # Another tool may have stored what is no name.
     return [each for each in found if isinstance(each["_id"], str)]
 
@@ -375,5 +373,5 @@ async def find_by_id(
     wanted |= queries.visible_filter(storage.clock.now())
     unread = (documents.INITIAL, "state")
     query = Query("sessions", wanted, limit=_SAME_ID, without=unread)
-    (found,) = await storage.read(query, patient=True)
+    (found,) = await storage.read(query)
     return documents.summaries(found, storage.hooks)

@@ -271,7 +271,9 @@ class PartialWriter:
             del self._unwritten[: len(part)]
 
 
-async def announce_abandoned_turn(storage: Storage, taken_by: TurnInfo) -> None:
+async def announce_abandoned_turn(
+    storage: Storage, taken_by: TurnInfo, reason: str
+) -> None:
     """Write a status for the subscribers of the turn before: its process has died."""
     key, epoch = SessionKey(*taken_by[:3]), taken_by.epoch - 1
     before = queries.partials_of_turn(key, epoch, taken_by.session_create_time)
@@ -280,7 +282,8 @@ async def announce_abandoned_turn(storage: Storage, taken_by: TurnInfo) -> None:
     with suppress(MongoSessionServiceError):
         last = await storage.find_one(partials)
         if last is not None:  # else nobody has followed it for long
-            turn = decode_turn(key, epoch, last)._replace(status="abandoned")
+            turn = decode_turn(key, epoch, last)
+            turn = turn._replace(status="abandoned", reason=reason)
             number = last["_id"]["n"] + 1
             since = taken_by.since
             document = partial_document(turn, number, since, None, storage.hooks)

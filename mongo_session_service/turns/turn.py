@@ -270,7 +270,7 @@ class Turn:
         closing = closing_events_of_abandoned(own, self.root_agent_name)
         for event in closing:
             await self.append_event(with_reason(event, _DIED))
-        await announce_abandoned_turn(backend.storage, self.info)
+        await announce_abandoned_turn(backend.storage, self.info, _DIED)
         last = self._lease.found.get("resumed", {})
         invocation = own[-1].invocation_id if own else last.get("invocation_id")
         is_given_up = last == {"invocation_id": invocation, "alone": True}
