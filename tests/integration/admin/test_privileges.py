@@ -283,8 +283,9 @@ async def test_an_abandoned_turn_is_taken_over_with_the_role_for_sessions(
     assert answers == [0, 1, 0]
     (repair,) = caplog.messages  # and no warning of a privilege that is missing
     assert "has died. The turn has ended." in repair
-    told = [each["status"] for each in said.find()]
-    assert told == ["running", *(["abandoned"] if more else [])]
+    told = [(each["status"], each.get("reason")) for each in said.find()]
+    died = ("abandoned", "its process died")
+    assert told == [("running", None), *([died] if more else [])]
 
 
 async def test_privileges_of_the_feed_suffice_to_measure_the_oplog(
