@@ -242,7 +242,7 @@ async def test_the_list_of_sessions_is_live(
     """A new session comes up on top, counts its events, and opens with a click."""
     await page.goto(url)
     await expect(page.locator("#sessions .name")).to_have_text(["monday"])
-    await expect(page.locator("#picker-text")).to_contain_text("These are live.")
+    await expect(page.locator("#picker-text")).to_contain_text("Newest first")
     new = await service.create_session(**{**KEY, "session_id": "tuesday"})
     await expect(page.locator("#sessions .name")).to_have_text(["tuesday", "monday"])
     await say(service, new, "hello")

@@ -204,8 +204,8 @@ class ListPage {
     } else if (this.apps) {
       $("picker-text").textContent = `These have sessions${place}. Choose one.`;
     } else {
-      const order = this.isByActivity ? "Those written to last come first." : "Those created last come first; whatever is written to moves to the top.";
-      $("picker-text").textContent = `These are${place || " live"}. ${order}`;
+      const order = this.isByActivity ? "Last changed first." : "Newest first; one that changes moves to the top.";
+      $("picker-text").textContent = `${place && `These are${place}. `}${order}`;
     }
     $("home").hidden = !appName || Boolean(this.within?.[userId ? "user_id" : "app_name"]);
     const isShowing = Boolean(evaluations.include_eval);

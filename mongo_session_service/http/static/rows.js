@@ -8,12 +8,12 @@ export const nameOf = ({ app_name, user_id, session_id }) => JSON.stringify([app
 
 const keyOf = ({ app_name, user_id, session_id }) => ({ app_name, user_id, session_id });
 
-const LONGEST = 26; // characters
+const LONGEST = 22; // characters: what a phone has room for
 
 /** An id without its middle: both ends distinguish it from others. */
 export function shortened(id) {
   const letters = [...id];
-  return letters.length > LONGEST ? `${letters.slice(0, 15).join("")}…${letters.slice(-8).join("")}` : id;
+  return letters.length > LONGEST ? `${letters.slice(0, 8).join("")}…${letters.slice(-8).join("")}` : id;
 }
 
 function ago(seconds) {
