@@ -22,7 +22,7 @@ async def serve(uri: str, database: str) -> None:
     async with MongoSessionService(uri, database=database) as service:
         # As it is once it has served something.
         await service.list_sessions(app_name="app", user_id="user")
-        gc.freeze()  # as docs/operations/production.md has it
+        gc.freeze()  # as docs/operations/deploying.md has it
         async with serving(app_of(service), log_level="warning") as url:
             print(url, flush=True)  # noqa: T201  for the process that reads it
             await asyncio.to_thread(sys.stdin.read)
