@@ -204,10 +204,10 @@ BOLD, DIM, RED, GREEN, CYAN = "1", "2", "31", "32", "36"
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line, at once."""
+    """Print a line, at once and in one write: another process prints as well."""
     if IN_COLOUR and style:
         text = f"\033[{style}m{text}\033[0m"
-    print(text, flush=True)
+    print(f"{text}\n", end="", flush=True)
 
 
 def title(text: str, look: str = "") -> None:

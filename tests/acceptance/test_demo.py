@@ -130,3 +130,23 @@ def test_demo_reports_an_unreachable_server_in_one_line() -> None:
     assert "Check that mongod is running there" in failure
     assert "Without --uri and MONGODB_URI, the demo starts a MongoDB" in failure
     assert "imeout" not in failure
+
+
+def test_demo_writes_whole_lines() -> None:
+    """Two of its processes write to one stream, so no line comes in two pieces."""
+    reading, writing = os.pipe2(os.O_DIRECT)  # each read returns what one write wrote
+    try:
+        subprocess.run(
+            [sys.executable, "-u", DEMO, "--uri", UNREACHABLE],
+            stdout=writing,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=60,
+        )
+        os.close(writing)
+        written = list(iter(lambda: os.read(reading, 65_536), b""))
+    finally:
+        os.close(reading)
+
+    assert len(written) > 1
+    assert [each for each in written if not each.endswith(b"\n")] == []
