@@ -178,8 +178,9 @@ async def run(
     takes over. If the function fails, it is called again, after pauses of 0.1 to 30
     seconds; a change on which it fails for one to two and a half minutes, 13 times, is
     kept as a dead letter. With --until-caught-up the exit code is then 3. It logs to
-    stderr. Content that before_store has sealed cannot be read here: for it, run a
-    consumer whose service has after_load.
+    stderr, at its end how many changes it has handled and kept. Content that
+    before_store has sealed cannot be read here: for it, run a consumer whose service
+    has after_load.
 
     \b
     Example:
@@ -192,7 +193,6 @@ async def run(
             logger.info("Consumer %r starts in %s.", name, address.location)
             _close_at_signal(consumer)
             kept = await consumer.run(handler, until_caught_up=until_caught_up, **how)
-            logger.info("Consumer %r has ended.", name)
         except ConfigurationError as error:
             known = {each.name: each.app_name for each in await service.consumers()}
             if known.get(name, app) == app:  # the server's fault, which may pass

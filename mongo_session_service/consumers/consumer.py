@@ -71,12 +71,13 @@ _calling: ContextVar[Consumer | None] = ContextVar("_calling", default=None)
 
 @dataclass(slots=True)
 class _Run:
-    """A handler, how it is called, and what it has failed on."""
+    """A handler, how it is called, and what has become of the changes."""
 
     handler: Handler
     max_attempts: int
     transactional: bool
     concurrency: int
+    handled: int = 0
     dead_letters: int = 0
 
 
@@ -305,6 +306,12 @@ class Consumer:
             finally:
                 self._run, self._is_ending = None, False
                 self._is_idle.set()
+                logger.info(
+                    "Consumer %r has ended: %s handled, %s kept.",
+                    self.name,
+                    counted(run.handled, "change"),
+                    counted(run.dead_letters, "dead letter"),
+                )
         return run.dead_letters
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
@@ -572,6 +579,7 @@ class Consumer:
                 self._ready.extendleft(reversed(undone))
                 self._delivered = None
             return len(undone)
+        run.handled += len(members)
         return 0
 
     async def _handle_with_retries(self, run: _Run, delivery: FetchedChange) -> bool:
@@ -589,8 +597,10 @@ class Consumer:
                 if run.transactional:
                     handle = partial(self._call_handler, run, record)
                     await self._save(delivery.position, handle)
+                    run.handled += 1
                     return True
                 await self._call_handler(run, record)
+                run.handled += 1
                 break
             except HandlerFailedError as failed:
                 letter = dead_letters.new_dead_letter(

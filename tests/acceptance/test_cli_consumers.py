@@ -115,7 +115,7 @@ async def test_a_signal_ends_the_command_after_its_change_is_committed(
         log += await running.log_until("has ended")
 
     assert f"{stop.name}: it ends after what is in hand." in log
-    assert "Consumer 'billing' has ended." in log
+    assert "'billing' has ended: 1 change handled, 0 dead letters kept." in log
     [status] = await service.consumers()
     assert not status.is_active
     seen: list[Change] = []
@@ -177,6 +177,7 @@ async def test_a_run_until_caught_up_ends_by_itself(
     once = (mongodb_uri, database, handlers)
     async with serving(*once, "together", *options, "--transactional") as running:
         first = [await running.line() for _ in range(3)]
+        await running.log_until("has ended: 2 changes handled, 0 dead letters kept.")
         assert await running.ended() == 0
     async with serving(*once, "tell", *options, "--concurrency", "4") as running:
         second = await running.line()
@@ -238,6 +239,7 @@ async def test_a_run_that_kept_dead_letters_exits_with_3(
         assert await running.ended() == 3
     assert "failed with ValueError, in attempt 1 of 2, on The change 'app" in log
     assert "is a dead letter of consumer 'billing' from now on" in log
+    assert "has ended: 0 changes handled, 1 dead letter kept." in log
     [letter] = [it async for it in service.consumer("billing").dead_letters()]
     assert letter.attempts == 2
 

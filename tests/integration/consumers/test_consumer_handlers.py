@@ -242,9 +242,15 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_cancellation_that_nobody_asked_for_is_a_failure(
-    service: MongoSessionService, failure: str, mode: str
+    service: MongoSessionService,
+    caplog: pytest.LogCaptureFixture,
+    failure: str,
+    mode: str,
 ) -> None:
-    """So is an exit: the change is tried again and kept, and the next one handled."""
+    """So is an exit: the change is tried again and kept, and the next one handled.
+
+    How many of each there were is logged at the end.
+    """
     await append(service, await create(service), 3)
     fail, name = FAILURES[failure]
     calls: list[int | None] = []
@@ -256,8 +262,11 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_failure(
 
     consumer = service.consumer("c")
     options = MODES[mode] | {"max_attempts": 2, "until_caught_up": True}
+    caplog.set_level(logging.INFO)
     async with asyncio.timeout(PATIENCE):
         assert await consumer.run(handler, **options) == 1
+    told = "Consumer 'c' has ended: 2 changes handled, 1 dead letter kept."
+    assert caplog.messages[-1] == told
     in_group = mode == "in a transaction"
     assert [it for it in calls if it == 2] == [2] * (2 + in_group)
     assert calls[-1] == 3
