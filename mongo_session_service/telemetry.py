@@ -8,7 +8,7 @@ as those of ADK do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Token
 from functools import wraps
 from time import perf_counter
@@ -16,7 +16,13 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from google.adk.sessions.session import Session
 from opentelemetry import context, trace
-from opentelemetry.metrics import Counter, Histogram, get_meter
+from opentelemetry.metrics import (
+    CallbackOptions,
+    Counter,
+    Histogram,
+    Observation,
+    get_meter,
+)
 
 from mongo_session_service._version import __version__
 
@@ -72,16 +78,32 @@ _turn_duration: Final = meter.create_histogram(
     "Duration of turns in which an agent ran",
     explicit_bucket_boundaries_advisory=_TURN_SECONDS,
 )
-ABANDONED_TURNS: Final = meter.create_counter(
-    f"{NAME}.turn.abandoned",
-    "{turn}",
-    "Turns of dead processes whose open calls were answered here",
-)
 PARTIAL_SIZES: Final = meter.create_histogram(
     f"{NAME}.partial.write_size",
     "{partial}",
     "Partials of running turns that were written together",
     explicit_bucket_boundaries_advisory=_WRITES,
+)
+
+_abandoned: Final[dict[str, int]] = {}
+"""Abandoned turns by database."""
+_exported: Final[set[str]] = set()
+"""The databases of which an exporter has received a number of them."""
+
+
+def _report_abandoned(_: CallbackOptions) -> Iterable[Observation]:
+    """Report 0 first: what a new process counts at once is an increase as well."""
+    for database, number in list(_abandoned.items()):
+        value = number if database in _exported else 0
+        yield Observation(value, {DATABASE: database})
+        _exported.add(database)
+
+
+meter.create_observable_counter(
+    f"{NAME}.turn.abandoned",
+    [_report_abandoned],
+    "{turn}",
+    "Turns of dead processes whose open calls were answered here",
 )
 
 _Result = TypeVar("_Result")
@@ -191,6 +213,10 @@ class TurnSpan:
 def note_batch(writes: int) -> None:
     """Note on the current span how many writes were committed with its own."""
     trace.get_current_span().set_attribute(_BATCH, writes)
+
+
+def count_abandoned_turn(database: str) -> None:
+    _abandoned[database] = _abandoned.get(database, 0) + 1
 
 
 def count(counter: Counter, database: str) -> None:
