@@ -18,13 +18,14 @@ from mongo_session_service.errors import without_passwords
 from mongo_session_service.model.wording import counted, json_line
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, JustifyMethod, RenderableType
     from rich.table import Table
     from rich.text import Text
 
 # Beside control characters: what reorders or breaks lines, and halves of characters.
 _UNSAFE: Final = {"Cc", "Cs", "Zl", "Zp", "Cf"}
 _JOINERS: Final = "\u200c\u200d"  # parts of words and of emoji
+_NUMBER: Final = re.compile(r"[\d,.]+( [kMGT]?B)?")
 _INDENT: Final = " " * 4
 _WIDE: Final = 60
 """Columns of a terminal whose progress bar also has room for the count."""
@@ -61,13 +62,18 @@ def styled(value: object, style: str = "") -> Text:
 
 
 def table(rows: Sequence[dict[str, Text]]) -> Table:
-    """Make a table of rows of named cells; a column without values is left out."""
+    """Make a table of rows of named cells, numbers flush right.
+
+    A column without values is left out.
+    """
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     names = [name for name in rows[0] if any(row[name] for row in rows)]
     for name in names:
-        shown.add_column(name, overflow="fold")
+        is_number = all(_NUMBER.fullmatch(row[name].plain) for row in rows)
+        justify: JustifyMethod = "right" if is_number else "left"
+        shown.add_column(name, overflow="fold", justify=justify)
     for row in rows:
         shown.add_row(*(row[name] for name in names))
     return shown

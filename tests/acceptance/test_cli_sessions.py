@@ -38,8 +38,8 @@ async def test_without_an_app_the_apps_are_counted(
     table, lines = call("sessions", *at), call("sessions", "--json", *at)
 
     assert [line.rstrip() for line in table.stdout.splitlines()[1:]] == [
-        "shop   1      1",
-        "trips  2      3",
+        "shop       1         1",
+        "trips      2         3",
     ]
     assert [json.loads(line) for line in lines.stdout.splitlines()] == [
         {"app_name": "shop", "users": 1, "sessions": 1},

@@ -151,6 +151,14 @@ def test_tables_line_up() -> None:
     assert printed(shown, None) == ["APP   WHY", "日本  x", "abc   y"]
 
 
+def test_numbers_are_flush_right() -> None:
+    """So that they can be compared; an id of digits among others is no number."""
+    shown = table([row("abc", "1,204"), row("12", "20.5 kB"), row("3", "0")])
+
+    expected = ["APP      WHY", "abc    1,204", "12   20.5 kB", "3          0"]
+    assert printed(shown, 80) == expected
+
+
 def test_a_column_without_values_is_left_out() -> None:
     """What no row has takes no room."""
     shown = table([row("abc", ""), row("de", "")])
@@ -205,7 +213,7 @@ def test_numbers_and_titles_stay_whole_beside_long_ids(width: int) -> None:
 
     assert max(map(cell_len, [heading, *lines])) <= width
     assert "EVENTS  UPDATED" in heading
-    assert lines[0].endswith("  1,200   3 min ago")
+    assert lines[0].endswith("   1,200  3 min ago")
     assert IDS[0][:8] in lines[0]
     assert (len(lines) == 1) == (width == 200)
 
