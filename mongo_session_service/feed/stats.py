@@ -27,8 +27,9 @@ class FeedStats:
     """How old the latest change was when it was read, or how long MongoDB has not
     answered; 0 when there is nothing to read. It includes the clocks' difference."""
     oplog_window_seconds: float | None
-    """How far MongoDB's oplog reaches back, as of a minute ago; None if the user may
-    not read it, which takes the role ``read`` on ``local``."""
+    """How far MongoDB's oplog reaches back, as of a minute ago. None if nothing was
+    watched here, where ``doctor`` shows it, or if the user may not read it, which takes
+    the role ``read`` on ``local``."""
     delivered: int
     """Changes read from the stream."""
     reconnects: int
