@@ -24,7 +24,8 @@ RULES = [
     for group in yaml.safe_load((OPERATIONS / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
-PANELS = json.loads((OPERATIONS / "dashboard.json").read_text())["panels"]
+DASHBOARD = json.loads((OPERATIONS / "dashboard.json").read_text())
+PANELS = DASHBOARD["panels"]
 SHOWN = [target["expr"] for panel in PANELS for target in panel["targets"]]
 UNITS = {"s": "_seconds"}
 """The suffixes of units; one in braces has none."""
@@ -110,6 +111,28 @@ def test_the_dashboard_shows_every_metric(series: dict[str, set[str]]) -> None:
     """A new one gets its place there."""
     shown = set().union(*map(named_series, SHOWN))
     assert [metric for metric, names in series.items() if not names & shown] == []
+
+
+def test_grafana_can_show_the_dashboard() -> None:
+    """Panels have ids and places of their own; what is chosen above them is defined."""
+    assert DASHBOARD["schemaVersion"] >= 36
+    assert len({each["id"] for each in PANELS}) == len(PANELS)
+    taken = [
+        (column, line)
+        for place in (each["gridPos"] for each in PANELS)
+        for column in range(place["x"], place["x"] + place["w"])
+        for line in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(taken)) == len(taken)
+    assert max(column for column, _ in taken) < 24
+    for panel in PANELS:
+        assert panel["title"]
+        assert len({each["refId"] for each in panel["targets"]}) == len(
+            panel["targets"]
+        )
+    chosen = {each["name"] for each in DASHBOARD["templating"]["list"]}
+    named = set(re.findall(r"\$\{?(\w+)", json.dumps(PANELS)))
+    assert named == chosen | {"__rate_interval"}
 
 
 def test_every_label_is_a_metric_s() -> None:
