@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _AGAIN: Final = "Progress is kept; run the same command again to resume."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
-_CHECK: Final = "Check that it is the right database, and --prefix, --app and --user."
+_CHECK: Final = "Check the database, --prefix, --app, --user and --session."
 _EXAMPLE: Final = 74
 """Columns of an example, so that the help fits into 80."""
 _MARGIN: Final = 3600
@@ -269,7 +269,7 @@ def _is_any_found(done: Moved | Verified, chosen: Selection) -> bool:
         return True
     warn(
         "The source has no matching session. Check that it is the right one, and check"
-        " --app and --user."
+        " --app, --user and --session."
     )
     return False
 

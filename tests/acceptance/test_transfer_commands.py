@@ -163,7 +163,7 @@ def test_a_misspelt_database_is_named_and_not_created(
 
     assert done.returncode == 3
     assert f"from database {database} on " in done.stderr
-    assert "Check that it is the right database" in done.stderr
+    assert "Check the database, --prefix, --app" in done.stderr
     assert admin[database].list_collection_names() == []
 
 
