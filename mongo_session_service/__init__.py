@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mongo_session_service.feed.subscription import Subscription
     from mongo_session_service.model.records import SessionKey
     from mongo_session_service.model.results import (
+        Branch,
         Erased,
         Pruned,
         SessionPage,
@@ -51,6 +52,7 @@ else:
     _one_at_a_time = threading.RLock()
 
     _HOMES = {
+        "Branch": "model.results",
         "Change": "changes.change",
         "Consumer": "consumers.consumer",
         "ConsumerStatus": "consumers.checkpoint",
@@ -96,6 +98,7 @@ else:
 
 
 __all__ = [
+    "Branch",
     "Change",
     "ConfigurationError",
     "Consumer",

@@ -8,7 +8,7 @@ import logging
 import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -47,6 +47,7 @@ from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
+    MongoSessionServiceError,
     quoted,
     service_closed_error,
     session_not_found_error,
@@ -61,12 +62,14 @@ from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
 from mongo_session_service.model.records import (
     Document,
     Marker,
+    ScopedState,
     SessionKey,
     StoredSession,
     lookup_key,
     session_key,
 )
 from mongo_session_service.model.results import (
+    Branch,
     Erased,
     Pruned,
     SessionPage,
@@ -77,6 +80,7 @@ from mongo_session_service.model.results import (
 )
 from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.sessions import (
+    branches,
     deletion,
     event_log,
     redaction,
@@ -86,7 +90,7 @@ from mongo_session_service.sessions import (
 from mongo_session_service.sessions.appender import Appended
 from mongo_session_service.sessions.deletion import erase_owner
 from mongo_session_service.sessions.details import update_details
-from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.sessions.fork import branch_off, copy_session
 from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.storage.clients import ConnectionSettings
 from mongo_session_service.storage.failures import (
@@ -666,6 +670,7 @@ class MongoSessionService(BaseSessionService):
         wait: float | None = 30.0,
         interrupt: bool = False,
         keep_partial_answer: bool = True,
+        instead_of: str | None = None,
         **run_arguments: Unpack[RunArguments],
     ) -> RunningTurn:
         """Starts an ADK ``Runner`` in a :meth:`turn` of the session, and returns.
@@ -690,6 +695,13 @@ class MongoSessionService(BaseSessionService):
                 end. Of several who wait so, the latest has the next turn.
             keep_partial_answer: Whether the text that was said when the turn is
                 stopped is stored as an event with ``interrupted=True``.
+            instead_of: An invocation of the session whose message is edited, by
+                ``new_message``, or without one is asked again. The session stays as it
+                is: the turn runs in a *branch*, a new session with the events before
+                that invocation and the state after them, which its family shows from
+                then on. See :attr:`RunningTurn.session_id` and :meth:`find_branches`.
+                ``interrupt`` then stops the turn that runs in the session; without it,
+                that goes on there. If the turn cannot begin, the branch is removed.
             **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
                 and others.
 
@@ -698,17 +710,97 @@ class MongoSessionService(BaseSessionService):
                 ``interrupt`` is set, and a later caller has interrupted this one, whose
                 message is not stored.
             SessionNotFoundError: the session is not stored.
+            InvalidInputError: it has no invocation ``instead_of``, or not the whole; or
+                that began with no message that could be asked again.
             MongoSessionServiceError: the caller is in a turn of the session, or the
                 service is closed meanwhile.
         """
         validation.check_flag("keep_partial_answer", keep_partial_answer)
         turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
         turn.interrupts = validation.check_flag("interrupt", interrupt)
+        if instead_of is not None:
+            if turn.interrupts:
+                async with turn:  # once the one that runs has ended
+                    pass
+            return await self._start_on_branch(
+                turn.key, instead_of, runner, run_arguments, keeps=keep_partial_answer
+            )
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )
         await self._running_turns.start(running)
         return running
+
+    async def _start_on_branch(
+        self,
+        key: SessionKey,
+        invocation_id: object,
+        runner: Runner,
+        run_arguments: RunArguments,
+        *,
+        keeps: bool,
+    ) -> RunningTurn:
+        """Start a turn on a new branch, before an invocation of a session."""
+        message = run_arguments.get("new_message")
+        if message is not None and not message.parts:
+            raise InvalidInputError(
+                "new_message has no parts. Leave it out to ask again."
+            )
+        if run_arguments.get("invocation_id") is not None:
+            raise InvalidInputError("Give instead_of or an invocation_id, not both.")
+        before = validation.check_string("instead_of", invocation_id)
+        backend = await self._backends.backend()
+        storage, new = backend.storage, key._replace(session_id=uuid.new_uuid())
+        asked = await branch_off(storage, key, new, before, asks_again=message is None)
+        if message is None:
+            delta = ScopedState.split(asked.actions.state_delta).session
+            again: RunArguments = {"state_delta": delta or None}
+            run_arguments = again | run_arguments | {"new_message": asked.content}
+        running = RunningTurn(
+            self._new_turn(*new, wait=None),
+            runner,
+            run_arguments,
+            keeps_partial_answer=keeps,
+        )
+        try:
+            await self._running_turns.start(running)
+        except BaseException:
+            with suppress(MongoSessionServiceError):
+                await uninterrupted(deletion.remove_session(storage, new))
+            raise
+        return running
+
+    @traced
+    async def find_branches(
+        self, *, app_name: str, user_id: str, session_id: str
+    ) -> list[Branch]:
+        """Returns the family of a session: all versions of a conversation.
+
+        The oldest comes first. A session none of whose messages was edited is returned
+        alone.
+
+        Raises:
+            SessionNotFoundError: the session is not stored.
+        """
+        key = session_key(app_name, user_id, session_id)
+        backend = await self._backends.backend()
+        return await branches.find_branches(backend.storage, key)
+
+    @traced
+    async def show_branch(
+        self, *, app_name: str, user_id: str, session_id: str
+    ) -> None:
+        """Has the family of a session show it, with the title and labels of the family.
+
+        Subscribers receive ``updated`` for it, and for the one that is hidden now.
+        Nothing happens if it is shown already.
+
+        Raises:
+            SessionNotFoundError: the session is not stored, or has expired.
+        """
+        key = session_key(app_name, user_id, session_id)
+        backend = await self._backends.backend()
+        await branches.show_branch(backend.storage, key)
 
     @traced
     async def stop_turn(
@@ -858,7 +950,8 @@ class MongoSessionService(BaseSessionService):
             fields["expire_time"] = backend.storage.clock.now() + lasts
         found = await update_details(backend.storage, key, fields)
         backend.sweep.expect(found.get("expire_time"))
-        return documents.summary(found, self._hooks)
+        sizes = await branches.count_families(backend.storage, [found])
+        return documents.summary(found, self._hooks, families=sizes)
 
     @traced
     async def find_sessions(
@@ -873,6 +966,7 @@ class MongoSessionService(BaseSessionService):
         waiting: Literal[True] | None = None,
         order_by: Literal["create_time", "update_time"] = "create_time",
         newest_first: bool = True,
+        families: bool = False,
         with_state: bool = True,
         limit: int = 50,
         page_token: str | None = None,
@@ -902,6 +996,8 @@ class MongoSessionService(BaseSessionService):
             order_by: ``create_time``, or ``update_time``: the time of the last event,
                 or of the creation. The latter needs a ``user_id``.
             newest_first: Whether those created or updated last come first.
+            families: Whether to leave out the versions of a conversation that their
+                family does not show: see :meth:`find_branches`.
             with_state: Whether their state is loaded, as ``list_sessions`` does.
             limit: How many a page has at most, up to 1,000.
             page_token: The ``next_page_token`` of the page before. Only ``limit``
@@ -921,6 +1017,7 @@ class MongoSessionService(BaseSessionService):
             where,
             title_contains=title_contains,
             waiting=waiting,
+            families=families,
             order_by=order_by,
             newest_first=newest_first,
             hooks=self._hooks,

@@ -75,6 +75,11 @@ class Change(BaseModel):
     """The session's calls that wait for a person from now on, up to 100: of an
     ``appended`` that makes or ends a wait, of a session ``created`` with some, and of
     each ``updated``. None in other changes."""
+    root_id: str | None = None
+    """The session that its family began with, in ``created`` and ``updated`` changes of
+    a version of an edited message."""
+    is_shown: bool | None = None
+    """Whether it is the version that its family shows from now on, in these changes."""
     turn: InstanceOf[TurnInfo] | None = None
     """The running turn, in a ``partial`` and a ``turn``; or the last one, in a ``turn``
     by which a session's subscription begins if that was stopped, failed or cut off."""

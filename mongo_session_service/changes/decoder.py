@@ -188,6 +188,9 @@ class ChangeRecord:
                 fields["state_delta"] = documents.decode_session_state(
                     document, self.key, hooks
                 )
+                details = Details.from_document(document)
+                fields["root_id"] = details.as_results()["root_id"]
+                fields["is_shown"] = details.is_shown
             case "snapshot":
                 return self._decode_snapshot(document, content["shared"])
             case "updated":
@@ -195,6 +198,7 @@ class ChangeRecord:
                 waiting = {"_id": self.key.id, **content["waiting"]}
                 known = details.as_results().items()
                 fields |= {name: it for name, it in known if name != "ttl"}
+                fields["is_shown"] = details.is_shown
                 fields["waiting"] = decode_waiting(waiting, hooks).named
             case "state":
                 owner = Owner(*self.owner)

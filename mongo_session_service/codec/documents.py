@@ -77,6 +77,9 @@ fork has as well. The nearest is first.
 COPIED_BY: Final = "copied_by"
 """Where an event and a session have ``fork`` or ``import``, if that has stored them."""
 
+BRANCH: Final = "branch"
+"""Where a session of a family has its place in it, see ``sessions.branches``."""
+
 NEEDS: Final = "needs"
 """Where a session, and each of its events, lists what a release must know to touch it.
 
@@ -645,23 +648,34 @@ def summaries(
     documents: Iterable[Document],
     hooks: Hooks,
     states: Mapping[SessionKey, dict[str, Any]] | None = None,
+    families: Mapping[str, int] | None = None,
 ) -> list[SessionSummary]:
     """Build the summaries of stored sessions, with these states if there are some.
 
-    Those that cannot be read are left out.
+    Given are the sizes of their families as well. Those that cannot be read are left
+    out.
     """
     made = []
     for each in documents:
         state = states[SessionKey(**each["_id"])] if states else None
         try:
-            made.append(summary(each, hooks, state))
+            made.append(summary(each, hooks, state, families))
         except UnreadableError as error:
             _leave_out(error, is_list=True)
     return made
 
 
+def family_of(session: Document) -> str | None:
+    """The id of a session's family; None without one."""
+    found: str | None = (session.get(BRANCH) or {}).get("family")
+    return found
+
+
 def summary(
-    document: Document, hooks: Hooks, state: dict[str, Any] | None = None
+    document: Document,
+    hooks: Hooks,
+    state: dict[str, Any] | None = None,
+    families: Mapping[str, int] | None = None,
 ) -> SessionSummary:
     """Build the summary of a stored session, with its state if that is known."""
     id_ = document["_id"]
@@ -685,6 +699,7 @@ def summary(
             **details.as_results(),
             waiting=waiting.named,
             waiting_more=waiting.more,
+            branches=(families or {}).get(family_of(document) or "", 1),
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         # The original may quote what is stored.

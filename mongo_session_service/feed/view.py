@@ -138,7 +138,8 @@ async def _add_missed(
     for each in shared:
         view.missed += _state_changes(each, hooks, time)
     details = Details.from_document(session)
-    if "title" in session or details.labels:  # an empty title was removed
+    # An empty title was removed.
+    if "title" in session or details.labels or details.branch:
         view.missed.append(updated_record(key, session, hooks, time).change())
 
 

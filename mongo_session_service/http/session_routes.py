@@ -197,6 +197,8 @@ class SessionQuery(_Shape):
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
     page_token: str | None = None
     """The next_page_token of a page."""
+    families: bool = False
+    """Of the versions of a conversation only the one that is shown."""
     include_eval: bool = False
     """Also those that ADK's evaluations made."""
 
@@ -279,6 +281,9 @@ class TurnRequest(_Shape):
     """State of the session alone, unless the server allows others."""
     invocation_id: str | None = Field(default=None, alias="invocationId")
     """Of an invocation to resume, if ADK's app is resumable."""
+    instead_of: str | None = Field(default=None, alias="insteadOf")
+    """An invocation whose message is edited, or without a newMessage is asked again, on
+    a new branch."""
     streaming: bool = True
     """Whether the model answers piece by piece."""
     interrupt: bool = False
@@ -288,8 +293,17 @@ class TurnRequest(_Shape):
 class TurnBegun(_Shape):
     """A turn that runs from now on, whoever reads it."""
 
+    session_id: str
+    """The session that it runs in: with instead_of the new branch."""
     epoch: int
     """Its number, as the session's stream shows it."""
+
+
+class BranchList(_Shape):
+    """The versions of a conversation."""
+
+    branches: list[results.Branch]
+    """The oldest first."""
 
 
 class TurnStop(BaseModel):
@@ -341,6 +355,8 @@ def sessions_router(
     - ``GET /sessions/{session_id}/events``: a page of its events.
     - ``PATCH`` and ``DELETE /sessions/{session_id}``, and
       ``POST /sessions/{session_id}/fork``.
+    - ``GET /sessions/{session_id}/branches``: the versions of a conversation;
+      ``PUT /sessions/{session_id}/shown`` flips to one.
     - ``GET /sessions/{session_id}/changes``: server-sent events of the session.
     - ``GET /changes``: of all of the user's sessions, without events and state; with
       the query parameter ``session_id`` also the whole content of that one, so that a
@@ -348,8 +364,9 @@ def sessions_router(
     - ``GET /sessions/{session_id}/turn``: the turn that it has, or had last;
       ``DELETE`` stops what runs in any process.
     - ``POST /sessions/{session_id}/turns``, with a ``runner``: runs its agent in a turn
-      that goes on without the request, and answers by 202 and the turn's epoch. The
-      session's stream has its partials, with ``partials=true``.
+      that goes on without the request, and answers by 202, its session and its epoch.
+      With ``insteadOf`` it edits a message. The session's stream has its partials, with
+      ``partials=true``.
 
     Before anything is read, and again at each heartbeat of a stream, ``authorize`` is
     asked. What is sent is the public view, as ADK's own server sends it: see
@@ -447,6 +464,8 @@ class SessionResources:
             ("delete", "DELETE", _ONE, self.delete_session, None, 200),
             ("read", "GET", f"{_ONE}/events", self.list_events, EventList, 200),
             ("fork", "POST", f"{_ONE}/fork", self.fork_session, SessionSummary, 201),
+            ("read", "GET", f"{_ONE}/branches", self.list_branches, BranchList, 200),
+            ("update", "PUT", f"{_ONE}/shown", self.show_branch, None, 204),
             ("run", "POST", f"{_ONE}/turns", self.start_turn, TurnBegun, 202),
             ("stop", "DELETE", f"{_ONE}/turn", self.stop_turn, None, 202),
             ("read", "GET", f"{_ONE}/turn", self.get_turn, TurnFields, 200),
@@ -556,6 +575,18 @@ class SessionResources:
             raise session_not_found_error(forked.id)
         return json_response(rows[0], 201)
 
+    async def list_branches(self, key: Key) -> Response:
+        """Lists the versions of a conversation: the family of a session."""
+        async with self.answer_in_time():
+            found = await self.service.find_branches(**key.id)
+        listed = [each.model_dump() for each in found]
+        return await self.listed(Scope(*key), {"branches": listed})
+
+    async def show_branch(self, key: Key) -> Response:
+        """Has its family show a session, in each list and tab."""
+        await self.service.show_branch(**key.id)
+        return Response(None, 204, NO_STORE)
+
     async def delete_session(self, key: Key) -> Response:
         """Deletes a session, if it is stored."""
         await self.service.delete_session(**key.id)
@@ -566,12 +597,13 @@ class SessionResources:
         if self.runner is None or key.app_name != self.runner.app_name:
             raise session_not_found_error(key.session_id)
         asks = asked.new_message is not None and asked.new_message.parts
-        if not (asks or asked.invocation_id):  # ADK would call the model all the same
+        resumes = asked.invocation_id or asked.instead_of
+        if not (asks or resumes):  # ADK would call the model all the same
             why = "Give a newMessage with parts, or an invocationId."
             raise HTTPException(422, why)
         self._check_delta(asked.state_delta or {})
         mode = StreamingMode.SSE if asked.streaming else StreamingMode.NONE
-        names = ("new_message", "state_delta", "invocation_id")
+        names = ("new_message", "state_delta", "invocation_id", "instead_of")
         given: dict[str, Any] = {name: getattr(asked, name) for name in names}
         running = await self.service.start_turn(
             self.runner,
@@ -582,7 +614,8 @@ class SessionResources:
             run_config=self.run_config.model_copy(update={"streaming_mode": mode}),
             **{name: it for name, it in given.items() if it is not None},
         )
-        return json_response({"epoch": running.epoch}, 202)
+        begun = {"session_id": running.session_id, "epoch": running.epoch}
+        return json_response(begun, 202)
 
     def _check_delta(self, delta: Mapping[str, Any]) -> None:
         """Refuse state that a client may not set."""
@@ -793,6 +826,7 @@ class SessionResources:
                 title=query.title,
                 labels=dict(each.split("=", 1) for each in query.label) or None,
                 waiting=True if query.waiting else None,
+                families=query.families,
                 order_by=query.order_by,
                 with_state=False,
                 limit=query.limit - len(rows),

@@ -48,6 +48,9 @@ class Details:
     """Seconds that it lives after its last append."""
     expire_time: float | None = None
     """Seconds since 1970."""
+    branch: Mapping[str, Any] | None = None
+    """Its place in a family, as ``sessions.branches`` describes it; None without one.
+    """
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Details:
@@ -56,6 +59,7 @@ class Details:
             labels={each["name"]: each["value"] for each in document.get("labels", ())},
             ttl=document.get("ttl"),
             expire_time=document.get("expire_time"),
+            branch=document.get("branch"),
         )
 
     def check(self) -> None:
@@ -78,8 +82,18 @@ class Details:
 
     def as_results(self) -> dict[str, Any]:
         """Return them all, as summaries and changes have them."""
-        known = {name: getattr(self, name) for name in DETAILS}
-        return known | {"title": self.title or None, "labels": dict(self.labels)}
+        return {
+            "title": self.title or None,
+            "labels": dict(self.labels),
+            "ttl": self.ttl,
+            "expire_time": self.expire_time,
+            "root_id": self.branch["root"] if self.branch else None,
+        }
+
+    @property
+    def is_shown(self) -> bool | None:
+        """Whether its family shows it; None without one."""
+        return None if self.branch is None else "hidden" not in self.branch
 
     def to_json(self) -> dict[str, Any]:
         """Return those that it has, labels by name, as exports have them."""

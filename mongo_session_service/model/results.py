@@ -66,11 +66,37 @@ class SessionSummary(BaseModel):
     """The calls that wait for a person, the longest first: up to 100."""
     waiting_more: int = 0
     """How many wait beside these."""
+    root_id: str | None = None
+    """The session that its family began with; None if no message was ever edited."""
+    branches: int = 1
+    """How many sessions are in its family: versions of one conversation."""
 
     @property
     def event_count(self) -> int:
         """Number of its events: those that were appended and not trimmed."""
         return self.revision - self.log_begins
+
+
+@public
+class Branch(BaseModel):
+    """A session of a family, which has a version of a message. Times are as above."""
+
+    model_config = _DESCRIBED
+
+    session_id: str
+    parent_id: str | None
+    """The session whose message was edited; None for the first one of the family."""
+    before_invocation_id: str | None
+    """The invocation of the parent before which it parts from it."""
+    revision: int
+    """How many events it has in common with its parent."""
+    version_of: str | None
+    """The session with the first version of the message that follows these events. All
+    with the same ``version_of`` and ``revision`` have another version of it."""
+    create_time: float
+    last_update_time: float
+    is_shown: bool
+    """True of exactly one."""
 
 
 def summary_fields(summary: SessionSummary) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Index:
         return None if self.only_with is None else {self.only_with: {"$exists": True}}
 
 
+_OF_USER: Final = ("_id.app_name", "_id.user_id")
 _BY_CREATION: Final = ("create_time", "_id.user_id", "_id.session_id")
 
 EVENT_ONCE: Final = Index(
@@ -77,8 +78,14 @@ INDEXES: Final = (
     Index(
         collection="sessions",
         name="by_user",
-        keys=("_id.app_name", "_id.user_id", "create_time", "_id.session_id"),
+        keys=(*_OF_USER, "create_time", "_id.session_id"),
         serves="a page of a user's sessions, of any number",
+    ),
+    Index(
+        collection="sessions",
+        name="by_user_shown",
+        keys=(*_OF_USER, "branch.hidden", "create_time", "_id.session_id"),
+        serves="a page of those that families show, of any number of versions",
     ),
     Index(
         collection="sessions",
@@ -113,6 +120,13 @@ INDEXES: Final = (
         keys=("_id.app_name", *_BY_CREATION),
         only_with="waiting",
         serves="a page of the sessions that wait for a person, among any number",
+    ),
+    Index(
+        collection="sessions",
+        name="by_family",
+        keys=(*_OF_USER, "branch.family"),
+        only_with="branch.family",
+        serves="the versions of a conversation, among any number of sessions",
     ),
     Index(
         collection="partials",

@@ -52,7 +52,7 @@ from mongo_session_service.model import metadata
 from mongo_session_service.model.records import ANNOUNCES_REMOVAL, Document, SessionKey
 from mongo_session_service.model.results import Erased
 from mongo_session_service.model.validation import check_id
-from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import branches, queries
 from mongo_session_service.sessions.search import PagePosition, Search
 from mongo_session_service.storage.failures import reporting_partial_removal
 from mongo_session_service.storage.kernel import Storage
@@ -81,8 +81,9 @@ SESSIONS_AT_ONCE: Final = 50
 
 LENGTH: Final = ("revision", LOG_BEGINS, TRIMMING)
 """The fields of which a session's number of events is computed."""
-_REMAINS: Final = (*LENGTH, queries.TURN_EPOCH, FORK, IMPORT, NEEDS)
-"""And those that show its needs, whether it may have partials, and is a reservation."""
+_REMAINS: Final = (*LENGTH, queries.TURN_EPOCH, FORK, IMPORT, *branches.MEMBER)
+"""And those that show its needs, whether it may have partials, and is a reservation,
+and what has to be shown in its place."""
 
 MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"steps": 1}}
 """The update that makes a reservation a tombstone, and counts a step of its removal.
@@ -259,6 +260,7 @@ async def _remove_short(
     elif sessions:
         count = await _replace_with_tombstone(storage, sessions[0], wanted, tx)
         placeholders += sessions[:count]
+    await branches.show_successors(storage, short or sessions[:count], tx)
     is_last = len(found) < SESSIONS_AT_ONCE and count == len(sessions)
     events = sum(map(max_stored_event_count, short))
     return Removal(count, events, is_last), placeholders, partials

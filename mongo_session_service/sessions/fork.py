@@ -7,10 +7,12 @@ renews it. If it expires, its removal includes the copied events, and the fork f
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Final, NoReturn
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.bson_values import decode_fields
@@ -21,9 +23,11 @@ from mongo_session_service.codec.documents import (
     INITIAL,
     LOG_BEGINS,
     REDACTIONS,
+    decode_event,
     log_begins,
     session_document,
 )
+from mongo_session_service.codec.waiting_calls import REDACTED
 from mongo_session_service.errors import (
     InvalidInputError,
     MongoSessionServiceError,
@@ -39,7 +43,7 @@ from mongo_session_service.model.records import (
     ScopedState,
     SessionKey,
 )
-from mongo_session_service.sessions import deletion, event_log, queries
+from mongo_session_service.sessions import branches, deletion, event_log, queries
 from mongo_session_service.sessions.batch import initial_updates
 from mongo_session_service.sessions.deletion import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import pending_call_fields
@@ -86,33 +90,60 @@ async def copy_session(
     """
     origin = await event_log.load_with_initial_state(storage, source)
     if isinstance(until, str):
-        until = await _last_revision_before(storage, source, until, origin)
+        until = await _first_revision(storage, source, until, origin) - 1
     revision = event_log.check_revision(origin, until)
-    reservations = Reservations(FORK, FORK_LIFETIME)
-    fork = Fork(storage, source, target, origin, revision, reservations)
-    try:
-        await fork.reserve()
-        await fork.copy_log()
-        await fork.renew()
-        await fork.store_session(*await fork.build_session())
-    except (AlreadyExistsError, StorageUnavailableError):
-        # There is no reservation to give up, or the server may still be copying, and
-        # the reservation must expire.
-        raise
-    except BaseException:
-        await uninterrupted(fork.remove_copy())
-        raise
+    await Fork(storage, source, target, origin, revision).make()
 
 
-async def _last_revision_before(
+async def branch_off(
+    storage: Storage,
+    source: SessionKey,
+    target: SessionKey,
+    invocation_id: str,
+    *,
+    asks_again: bool,
+) -> Event:
+    """Store a session as :func:`copy_session` does, and have its family show it.
+
+    It ends before an invocation of the source, and is a branch of it. Returns the
+    message by which the invocation began, which is refused if it is to be asked again
+    and cannot be.
+    """
+    origin = await event_log.load_with_initial_state(storage, source)
+    first = await _first_revision(storage, source, invocation_id, origin)
+    query = Query("events", {"_id": source.event_id(first)})
+    stored = await storage.find_one(query, patient=True)
+    if stored is None:
+        raise session_not_found_error(source.session_id)
+    message = decode_event(stored, storage.hooks)
+    content = message.content
+    parts = (content.parts if content else None) or []
+    is_message = message.author == "user" and any(
+        each.function_response is None for each in parts
+    )
+    which = f"Invocation {quoted(invocation_id)} of the session"
+    if log_begins(origin) and not is_message:
+        raise InvalidInputError(f"{which} is not whole: its begin was trimmed.")
+    if asks_again and (not is_message or REDACTED in (message.custom_metadata or {})):
+        why = "began with no message" if not is_message else "has a redacted message"
+        raise InvalidInputError(f"{which} {why}: give a new_message.")
+    fork = Fork(storage, source, target, origin, first - 1, before=invocation_id)
+    await fork.make()
+    return message
+
+
+async def _first_revision(
     storage: Storage, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
     log = event_log.LogAtRevision(source, log_begins(session), session["revision"])
     firsts = await event_log.find_firsts(storage, log, {invocation_id})
     if invocation_id not in firsts:
         which = quoted(invocation_id)
-        raise InvalidInputError(f"The session has no event of invocation {which}.")
-    return firsts[invocation_id] - 1
+        trimmed = ", or it was trimmed" if log.begins else ""
+        raise InvalidInputError(
+            f"The session has no event of invocation {which}{trimmed}."
+        )
+    return firsts[invocation_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +154,26 @@ class Fork:
     origin: Document
     """The source's document, with its initial state."""
     revision: int
-    reservations: Reservations
+    before: str | None = None
+    """Of a branch, the source's invocation that comes next there."""
+    reservations: Reservations = field(
+        default_factory=lambda: Reservations(FORK, FORK_LIFETIME)
+    )
+
+    async def make(self) -> None:
+        """Copy the events, and store the session."""
+        try:
+            await self.reserve()
+            await self.copy_log()
+            await self.renew()
+            await self.store_session(*await self.build_session())
+        except (AlreadyExistsError, StorageUnavailableError):
+            # There is no reservation to give up, or the server may still be copying,
+            # and the reservation must expire.
+            raise
+        except BaseException:
+            await uninterrupted(self.remove_copy())
+            raise
 
     @property
     def reservation(self) -> Document:
@@ -192,18 +242,24 @@ class Fork:
     def _origins(self) -> list[Document]:
         head, until = self.origin, self.revision
         created = {"create_time": head["create_time"], "revision": until}
-        older = head.get(FORKED_FROM, ())
-        cut = ({**each, "revision": min(each["revision"], until)} for each in older)
+        cut = [
+            {**each, "revision": min(each["revision"], until)}
+            for each in head.get(FORKED_FROM, ())
+        ]
+        if self.before is not None:  # however often one message is edited
+            nearer = [each["revision"] for each in cut[1:]]
+            cut = [it for it, n in zip_longest(cut, nearer) if it["revision"] != n]
         return [{"session_id": self.source.session_id, **created}, *cut][:MAX_ORIGINS]
 
     def _copied_details(self, state: Document) -> Details:
         """Return the source's details, titled by the display name of a past state."""
         head, hooks = self.origin, self.storage.hooks
+        details = replace(Details.from_document(head), branch=None)
         named = state.get(ADK_METADATA)
         if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
-            return Details.from_document(head)
+            return details
         past = decode_fields({ADK_METADATA: named})
-        return replace(Details.from_document(head), title=display_name(past))
+        return replace(details, title=display_name(past))
 
     async def store_session(self, document: Document, apart: list[Update]) -> None:
         storage, held = self.storage, self.reservation
@@ -216,7 +272,8 @@ class Fork:
         redactions = self.origin.get(REDACTIONS)
 
         async def replace_reservation(tx: Transaction) -> str | None:
-            query = Query("sessions", source, fields=(LOG_BEGINS, REDACTIONS))
+            fields = (*branches.MEMBER, LOG_BEGINS, REDACTIONS)
+            query = Query("sessions", source, fields=fields)
             found = await tx.find_one(query)
             if not found:
                 raise session_not_found_error(self.source.session_id)
@@ -227,11 +284,16 @@ class Fork:
             if not await tx.find_one(Query("sessions", held, fields=("_id",))):
                 return _LOST
             await tx.write(*apart)
+            stored = document
+            if self.before is not None:
+                stored = await branches.join_family(
+                    storage, found, document, self.before, tx
+                )
             if storage.has_transactions:
                 silently = deletion.placeholder_removal_statements(storage, self.target)
-                await tx.write(*silently, Insert("sessions", [document]))
+                await tx.write(*silently, Insert("sessions", [stored]))
             else:
-                await tx.write(Update("sessions", held, document))
+                await tx.write(Update("sessions", held, stored))
             return None
 
         if problem := await storage.run(replace_reservation):

@@ -8,6 +8,7 @@ trims see that what they have read is out of date.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -40,7 +41,7 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import Document, ScopedState, SessionKey
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
-from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions import branches, event_log, queries
 from mongo_session_service.sessions.details import details_announcement
 from mongo_session_service.sessions.event_log import (
     LogAtRevision,
@@ -55,6 +56,10 @@ from mongo_session_service.storage.transactions import Transaction
 REDACTION_ATTEMPTS: Final = 100
 """How often another writer may append while the log is read."""
 
+_COPY: Final = (
+    *("create_time", documents.LOG_BEGINS, documents.BRANCH),
+    *(documents.FORKED_FROM, documents.NEEDS),
+)
 _IDS_AT_ONCE: Final = 1000
 _SHOWN: Final = 3
 _BUSY: Final = "Nothing was redacted: others kept appending to the session. Try again."
@@ -117,28 +122,35 @@ async def find_part(
 
 
 async def _find_copies(storage: Storage, part: LoggedPart) -> list[LoggedPart]:
-    key = part.key
-    source = {"session_id": key.session_id, "create_time": part.created}
+    """Find the forks of a session, and in its family what it is a branch of.
+
+    Two sessions have in common what both have of an origin of both.
+    """
+    own = Query("sessions", {"_id": part.key.id}, fields=_COPY)
+    head = await storage.find_one(own, patient=True) or {}
+    sources = {(part.key.session_id, part.created): math.inf}
+    sources |= branches.origins_in_family(head)
+    of_user = {f"_id.{name}": part.key.id[name] for name in ("app_name", "user_id")}
+    names = [{"session_id": id_, "create_time": time} for id_, time in sources]
+    related = [{documents.FORKED_FROM: {"$elemMatch": each}} for each in names]
+    itself = {"_id.session_id": {"$in": [id_ for id_, _ in sources]}}
     wanted = {
-        **{f"_id.{name}": key.id[name] for name in ("app_name", "user_id")},
+        **of_user,
         **queries.visible_filter(storage.clock.now()),
-        documents.FORKED_FROM: {"$elemMatch": source},
+        "$or": [*related, itself],
     }
-    fields = (
-        *("create_time", documents.LOG_BEGINS),
-        *(documents.FORKED_FROM, documents.NEEDS),
-    )
-    query = Query("sessions", wanted, fields=fields)
-    (found,) = await storage.read(query, patient=True)
+    (found,) = await storage.read(Query("sessions", wanted, fields=_COPY), patient=True)
     copies: list[LoggedPart] = []
-    for fork in found:
-        documents.check_needs(fork)
-        origins = fork[documents.FORKED_FROM]
-        shared = next(it for it in origins if source.items() <= it.items())["revision"]
-        revisions = [it for it in part.revisions if log_begins(fork) < it <= shared]
-        if revisions:
-            key = SessionKey(**fork["_id"])
-            copies.append(LoggedPart(key, fork["create_time"], revisions))
+    for other in found:
+        documents.check_needs(other)
+        key = SessionKey(**other["_id"])
+        origins = branches.origins(other)
+        origins[key.session_id, other["create_time"]] = math.inf
+        both = sources.keys() & origins.keys()
+        shared = max((min(sources[it], origins[it]) for it in both), default=0)
+        revisions = [it for it in part.revisions if log_begins(other) < it <= shared]
+        if revisions and key != part.key:
+            copies.append(LoggedPart(key, other["create_time"], revisions))
     return copies
 
 

@@ -27,7 +27,7 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionPage, SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
-from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import branches, queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import in_slices
@@ -130,6 +130,7 @@ def new_search(
     title_contains: object = None,
     order_by: object = "create_time",
     waiting: object = None,
+    families: object = False,
 ) -> Search:
     is_newest_first = check_flag("newest_first", newest_first)
     order = check_choice("order_by", order_by, ORDERS)
@@ -149,6 +150,8 @@ def new_search(
         if waiting is not True:
             raise InvalidInputError("waiting must be True or None.")
         wanted[WAITING] = {"$exists": True}
+    if check_flag("families", families):
+        wanted |= branches.SHOWN
     conditions: list[Document] = []
     if labels is not None:
         wanted_labels = label_list(check_labels(labels))
@@ -282,7 +285,8 @@ async def load_page(
         )
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
-    summaries = documents.summaries(shown, storage.hooks, states)
+    sizes = await branches.count_families(storage, shown)
+    summaries = documents.summaries(shown, storage.hooks, states, sizes)
     following = None
     if len(found) > limit:
         following = page_token_after(search.position_of(found[limit - 1]), search)
@@ -374,4 +378,5 @@ async def find_by_id(
     unread = (documents.INITIAL, "state")
     query = Query("sessions", wanted, limit=_SAME_ID, without=unread)
     (found,) = await storage.read(query)
-    return documents.summaries(found, storage.hooks)
+    sizes = await branches.count_families(storage, found)
+    return documents.summaries(found, storage.hooks, families=sizes)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value, is_same_value
-from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
+from mongo_session_service.codec.documents import BRANCH, INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError
 from mongo_session_service.model.metadata import (
@@ -232,6 +232,8 @@ def _classify(
         return ComparisonResult.AHEAD if is_ahead else ComparisonResult.BEHIND
     # A title alone, without other details, may have been given here.
     known_details = DETAILS if incoming.details else ()
+    if differing == {BRANCH}:  # another version was shown since
+        return ComparisonResult.BEHIND
     if differing & {"state", "update_time", *known_details}:
         is_newer = incoming.header.update_time > session["update_time"]
         return ComparisonResult.BEHIND if is_newer else ComparisonResult.CONFLICT
@@ -270,6 +272,8 @@ def _differing_parts(
     unknown = {name for name, value in recorded.items() if value is None}
     if incoming.details is None:
         unknown |= {*DETAILS} - ({"title"} & here.keys())
+    if BRANCH not in here:
+        unknown.add(BRANCH)
     names = dict.fromkeys((*document, *DETAILS))
     return tuple(
         name

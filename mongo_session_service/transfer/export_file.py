@@ -8,7 +8,8 @@ The first line names the form; then each line is an object with one field::
     {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
                  "create_time": ..., "update_time": ..., "title": ...,
                  "labels": {...}, "ttl": ..., "expire_time": ..., "log_begins": ...,
-                 "forked_from": [...], "initial_state": {...}, "state": {...}}}
+                 "forked_from": [...], "branch": {...}, "initial_state": {...},
+                 "state": {...}}}
     {"event": {...}}
     {"end": {"sessions": 1, "events": 1}}
 
@@ -17,8 +18,10 @@ of state have no prefix and are sorted; times are seconds since 1970. A session 
 title, labels, a ttl and an expire_time only if they are set, and an initial_state if
 it is known. If its first events were trimmed, log_begins is how many, and initial_state
 is the state after these. A fork names in forked_from what it was made of, the nearest
-first: ``{"session_id": ..., "create_time": ..., "revision": ...}``. What JSON cannot
-hold is an object of one field:
+first: ``{"session_id": ..., "create_time": ..., "revision": ...}``. A version of an
+edited message has in branch its ``family``, and the ``root`` of that, its invocation
+``before`` which it parts, and ``hidden`` if another is shown. What JSON cannot hold is
+an object of one field:
 ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``, ``{"%text": "<base64>"}`` for a
 string with a lone surrogate, and ``{"%object": [[key, value], ...]}`` for an object
 that has such a key or looks like one of these four.
@@ -36,7 +39,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, aclosing, context
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Annotated, Any, BinaryIO, Final, NamedTuple, cast
+from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple, cast
 from zlib import error as ZlibError  # noqa: N812  the module names it so
 
 from google.adk.events.event import Event
@@ -135,6 +138,13 @@ class _Origin(_Line):
     revision: _Count
 
 
+class _Branch(_Line):
+    family: str
+    root: str
+    before: str | None = None
+    hidden: Literal[True] | None = None
+
+
 class _SessionLine(_UserStateLine):
     session_id: str
     create_time: FiniteFloat | None = None
@@ -145,6 +155,7 @@ class _SessionLine(_UserStateLine):
     expire_time: FiniteFloat | None = None
     log_begins: _Count = 0
     forked_from: list[_Origin] = []
+    branch: _Branch | None = None
     initial_state: dict[Any, Any] | None = None
 
     def header(self) -> SessionHeader:
@@ -160,6 +171,9 @@ class _SessionLine(_UserStateLine):
                 labels=self.labels or {},
                 ttl=self.ttl,
                 expire_time=self.expire_time,
+                branch=self.branch.model_dump(exclude_none=True)
+                if self.branch
+                else None,
             ),
             initial=self.initial_state,
             log_begins=self.log_begins,

@@ -21,7 +21,12 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from mongo_session_service.codec.documents import COPIED_BY, INITIAL, REDACTIONS
+from mongo_session_service.codec.documents import (
+    BRANCH,
+    COPIED_BY,
+    INITIAL,
+    REDACTIONS,
+)
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
@@ -535,6 +540,8 @@ class ImportTarget(StoreTarget):
         And the updates that store a large initial state; None to leave it as it is.
         """
         given = {*DETAILS} if incoming.details else set()
+        if incoming.details and incoming.details.branch is None:
+            given.remove(BRANCH)
         if incoming.details is None and self.hooks.is_missing:
             states = (incoming.state, stored["state"])
             here, there = (each.get(ADK_METADATA) for each in states)

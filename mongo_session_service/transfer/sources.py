@@ -34,6 +34,7 @@ from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
+    BRANCH,
     FORKED_FROM,
     INITIAL,
     UnknownNeedError,
@@ -377,6 +378,8 @@ class StoreSource(BaseSource):
                 {key: each for key, each in known if isinstance(key, SessionKey)},
             )
             for key, document in zip(keys, page.documents, strict=True):
+                if selection.sessions:  # without its family, one of its own
+                    document.pop(BRANCH, None)
                 header = self._header(key, document)
                 yield header
                 if isinstance(header, SessionHeader):

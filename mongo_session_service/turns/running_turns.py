@@ -144,6 +144,11 @@ class RunningTurn:
         return self.turn.info.epoch
 
     @property
+    def session_id(self) -> str:
+        """The session that it runs in; with ``instead_of`` that is a new branch."""
+        return self.turn.key.session_id
+
+    @property
     def has_begun(self) -> bool:
         """Whether it held the turn, and its agent was started."""
         return self._has_begun.is_set()

@@ -92,6 +92,8 @@ async def test_an_item_has_details_and_state(ours: MongoSessionService) -> None:
         "expire_time": clock.now + 60,
         "waiting": (),
         "waiting_more": 0,
+        "root_id": None,
+        "branches": 1,
     }
     listed = await ours.list_sessions(**ADA)
     assert [each.state for each in listed.sessions] == [item.state]

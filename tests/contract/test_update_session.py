@@ -49,6 +49,8 @@ async def test_a_session_keeps_its_details(ours: MongoSessionService) -> None:
         "expire_time": clock.now + 60,
         "waiting": (),
         "waiting_more": 0,
+        "root_id": None,
+        "branches": 1,
     }
 
 

@@ -218,6 +218,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "wait": numbers,
     "grace": numbers,
     "interrupt": objects | texts,
+    "instead_of": ids,
+    "families": objects | texts,
     "keep_partial_answer": objects | texts,
     "reason": objects | texts,
     "resume": objects | texts,

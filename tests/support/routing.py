@@ -115,7 +115,8 @@ def _equality(path: str, value: Any) -> Document:
 def _filters(name: str, command: Document) -> list[Document]:
     match name:
         case "insert":
-            return [{"_id": each["_id"]} for each in command["documents"]]
+            # Those of partials are encoded already.
+            return [{"_id": {**each["_id"]}} for each in command["documents"]]
         case "update":
             return [each["q"] for each in command["updates"]]
         case "delete":

@@ -13,10 +13,12 @@ from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import (
+    EVERYTHING,
     JsonLinesSource,
     Moved,
     Policies,
     Problem,
+    Selection,
     ServiceSource,
     StoreSource,
     export,
@@ -67,10 +69,12 @@ async def differences(old: Any, service: MongoSessionService) -> list[str]:
     return [str(each) for each in found]
 
 
-async def exported(service: MongoSessionService, path: Path) -> bytes:
-    """Export everything, and what the file holds."""
+async def exported(
+    service: MongoSessionService, path: Path, selection: Selection = EVERYTHING
+) -> bytes:
+    """Export everything, or a selection, and what the file holds."""
     async with StoreSource(service) as source:
-        await export(source, path)
+        await export(source, path, selection)
     return path.read_bytes()
 
 

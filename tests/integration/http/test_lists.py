@@ -76,6 +76,8 @@ async def test_a_users_sessions_come_in_pages(
         "expire_time": None,
         "waiting": [],
         "waiting_more": 0,
+        "root_id": None,
+        "branches": 1,
     }
     assert response.headers["cache-control"] == "no-store"
 

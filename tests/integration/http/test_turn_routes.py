@@ -72,7 +72,10 @@ async def test_an_answer_is_read_by_another_request(
 ) -> None:
     """And by one that comes back: it receives the rest, and nothing twice."""
     begun = await send(url, "POST", f"{SESSION}/turns", QUESTION)
-    assert (begun.status_code, begun.json()) == (202, {"epoch": 1})
+    assert (begun.status_code, begun.json()) == (
+        202,
+        {"session_id": "s", "epoch": 1},
+    )
 
     async with Client(f"{url}{path}", partials=True, **query) as client:
         model.say("It is ")
@@ -95,6 +98,79 @@ async def test_an_answer_is_read_by_another_request(
     }
     turn = next(each.data["turn"] for each in first if each.kind == "turn")
     assert (turn["epoch"], turn["status"]) == (1, "running")
+
+
+async def test_a_message_is_edited(
+    url: str, model: SpokenModel, service: MongoSessionService
+) -> None:
+    """On a branch, which all tabs and lists show, as they do the version flipped to."""
+    answer = await ask_and_hear(url, model, SESSION, QUESTION)
+    root = {**IDS, "session_id": answer["session_id"]}
+    session = await service.get_session(**root)
+    assert session is not None
+    invocation = session.events[0].invocation_id
+    edit = {**QUESTION, "insteadOf": invocation}
+    again = {"instead_of": invocation, "stateDelta": {"asked": "again"}}
+    async with Client(f"{url}{USER_CHANGES}") as client:
+        edited = await ask_and_hear(url, model, SESSION, edit)
+        path = SESSION.removesuffix("s") + edited["session_id"]
+        listed = (await send(url, "GET", f"{SESSION}/branches")).json()["branches"]
+        shown = await send(url, "PUT", f"{SESSION}/shown")
+        third = await ask_and_hear(url, model, SESSION, again)
+        seen = []
+        while len(seen) < 5:
+            change = await client.next()
+            if "is_shown" in change.data:
+                fields = ("session_id", "root_id", "is_shown")
+                seen.append((change.kind, *(change.data[it] for it in fields)))
+
+    assert [(it["session_id"], it["is_shown"]) for it in listed] == [
+        ("s", False),
+        (edited["session_id"], True),
+    ]
+    assert (shown.status_code, shown.content) == (204, b"")
+    assert edited["epoch"] == third["epoch"] == 1
+    one, two = edited["session_id"], third["session_id"]
+    assert seen == [
+        ("updated", "s", "s", False),
+        ("created", one, "s", True),
+        ("updated", "s", "s", True),
+        ("updated", one, "s", False),
+        ("updated", "s", "s", False),
+    ]
+    rows = (
+        await send(url, "GET", f"{SESSION.removesuffix('/s')}?families=true")
+    ).json()
+    assert [
+        (it["session_id"], it["root_id"], it["branches"]) for it in rows["sessions"]
+    ]
+    assert [it["session_id"] for it in rows["sessions"]] == [two]
+    back = {"Last-Event-ID": "1"}
+    async with Client(f"{url}{path}/changes", back) as client:
+        resumed = [await client.next() for _ in range(2)]
+    assert [(it.kind, it.data.get("is_shown")) for it in resumed] == [
+        ("appended", None),
+        ("updated", False),
+    ]
+    wrong = await send(url, "POST", f"{SESSION}/turns", {"instead_of": "x"})
+    assert wrong.status_code == 422
+    gone = f"{SESSION}gone"
+    for method, end in (("GET", "branches"), ("PUT", "shown")):
+        assert (await send(url, method, f"{gone}/{end}")).status_code == 404
+
+
+async def ask_and_hear(
+    url: str, model: SpokenModel, path: str, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Ask, have the model answer, and wait for the answer; return the response."""
+    begun: dict[str, Any] = (await send(url, "POST", f"{path}/turns", body)).json()
+    where = f"{path.rpartition('/')[0]}/{begun['session_id']}"
+    model.say("late")
+    model.end_answer()
+    async with Client(f"{url}{where}/changes", after_revision=0) as client:
+        while (await client.next()).data.get("event", {}).get("author") != "agent":
+            pass
+    return begun
 
 
 async def test_a_turn_is_stopped(
@@ -150,7 +226,10 @@ async def test_a_second_request_for_a_turn_is_refused(
     assert second.json()["detail"] == why
 
     third = await send(url, "POST", f"{SESSION}/turns", {**QUESTION, "interrupt": True})
-    assert (third.status_code, third.json()) == (202, {"epoch": 2})
+    assert (third.status_code, third.json()) == (
+        202,
+        {"session_id": "s", "epoch": 2},
+    )
     model.end_answer()
     await send(url, "DELETE", f"{SESSION}/turn")
 

@@ -117,6 +117,7 @@ REFUSED: dict[str, Ask] = {
     "delete_session": lambda it, _: it.delete_session(**NEWER),
     "delete_user": lambda it, _: it.delete_user(**IDS),
     "delete_app": lambda it, _: it.delete_app(app_name="app"),
+    "find_branches": lambda it, _: it.find_branches(**NEWER),
     "fork_session": lambda it, _: it.fork_session(**NEWER),
     "get_event": lambda it, old: it.get_event(**NEWER, event_id=old.events[0].id),
     "get_session": lambda it, _: it.get_session(**NEWER),
@@ -128,6 +129,10 @@ REFUSED: dict[str, Ask] = {
     ),
     "run_turn": lambda it, _: drained(it.run_turn(runner(it), **ARGUMENTS)),
     "start_turn": lambda it, _: it.start_turn(runner(it), **ARGUMENTS),
+    "start_turn, edited": lambda it, _: it.start_turn(
+        runner(it), **ARGUMENTS, instead_of="x"
+    ),
+    "show_branch": lambda it, _: it.show_branch(**NEWER),
     "stop_turn": lambda it, _: it.stop_turn(**NEWER),
     "trim_session": lambda it, _: it.trim_session(**NEWER, keep_last=1),
     "turn": in_turn,
@@ -395,6 +400,8 @@ ROUTES = [
     ("POST", "/fork", {}),
     ("POST", "/turns", {"new_message": {"parts": [{"text": "x"}]}}),
     ("DELETE", "/turn", None),
+    ("GET", "/branches", None),
+    ("PUT", "/shown", None),
     ("GET", "/changes", None),
 ]
 """Below the path of a session, with what is sent there."""

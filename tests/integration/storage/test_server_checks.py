@@ -237,6 +237,8 @@ async def test_setup_may_be_repeated(
             "by_turn",
             "by_label",
             "by_waiting",
+            "by_family",
+            "by_user_shown",
         },
         "events": {"_id_", "event_id_once_per_session"},
         "app_states": {"_id_"},

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.consumers import append
+from support.conversations import OWNER, ROOT, ask, family, shown, talk
 from support.transfers import IDS, exported, imported
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.transfer.sources import Selection
 
 
 async def test_a_redaction_reaches_imported_forks(
@@ -26,3 +28,41 @@ async def test_a_redaction_reaches_imported_forks(
         assert (await imported(tmp_path / "all.jsonl", copy)).new == 2
         done = await copy.redact_events(**IDS, event_ids=event_ids, forks=True)
         assert done == 2
+
+
+async def test_a_family_keeps_its_shape(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """The versions of a conversation are imported as they are, as is a later flip."""
+    (first,) = await talk(service, "one")
+    edited, again = await ask(service, "eins", instead_of=first)
+    await ask(service, "uno", session_id=edited, instead_of=again)
+
+    async with MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="copy_"
+    ) as copy:
+        for showing in (None, edited, ROOT):
+            if showing is not None:
+                await service.show_branch(**OWNER, session_id=showing)
+            await exported(service, tmp_path / "all.jsonl")
+            await imported(tmp_path / "all.jsonl", copy)
+            assert await family(copy) == await family(service)
+            assert await shown(copy) == await shown(service)
+
+
+async def test_one_version_alone_is_a_session_of_its_own(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """Without its family nothing would show it; where that is, it keeps its place."""
+    (first,) = await talk(service, "one")
+    edited, _ = await ask(service, "eins", instead_of=first)
+    one = Selection(sessions=frozenset({ROOT}))
+    await exported(service, tmp_path / "one.jsonl", one)
+
+    async with MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="copy_"
+    ) as copy:
+        await imported(tmp_path / "one.jsonl", copy)
+        assert await shown(copy) == [(ROOT, 1)]
+    await imported(tmp_path / "one.jsonl", service)
+    assert await shown(service) == [(edited, 2)]

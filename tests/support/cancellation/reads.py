@@ -68,6 +68,19 @@ async def find(world: World) -> Prepared:
     return look(), check
 
 
+async def find_branches(world: World) -> Prepared:
+    session = await world.session(0)
+
+    async def look() -> list[str]:
+        found = await world.service.find_branches(**ids_of(session))
+        return [each.session_id for each in found]
+
+    async def check() -> None:
+        assert await look() == [session.id]
+
+    return look(), check
+
+
 async def get_user_state(world: World) -> Prepared:
     session = await world.known()
 

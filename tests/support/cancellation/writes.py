@@ -8,8 +8,12 @@ from functools import partial
 from typing import Any
 
 from google.adk.events import Event, EventActions
+from google.adk.sessions import Session
+from google.genai import types
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, SessionKey
+from mongo_session_service.service import backends_of
+from mongo_session_service.sessions.fork import branch_off
 from support.cancellation.world import (
     STATE,
     Prepared,
@@ -303,6 +307,80 @@ async def start_turn(world: World) -> Prepared:
         await _is_free(world, ids)
 
     return respond(), check
+
+
+async def _asked(world: World) -> Session:
+    """A session with a question, of a user who has no other."""
+    session = await world.session(events=0, user_id=world.new_id())
+    asked = Event(author="user", invocation_id="i", content=types.UserContent("one"))
+    await world.service.append_event(session, asked)
+    return session
+
+
+async def edit(world: World) -> Prepared:
+    """There is a branch that is shown, or none; what was edited stays."""
+    session = await _asked(world)
+
+    class Runner:
+        """One that answers once, in the session that it is to answer in."""
+
+        app_name = session.app_name
+
+        async def run_async(
+            self, *, user_id: str, session_id: str, **_: object
+        ) -> AsyncGenerator[Event, None]:
+            where = {"user_id": user_id, "session_id": session_id}
+            event = new_event()
+            yield await world.service.append(
+                app_name=self.app_name, **where, event=event
+            )
+
+    async def respond() -> None:
+        runner: Any = Runner()
+        running = await world.service.start_turn(
+            runner,
+            user_id=session.user_id,
+            session_id=session.id,
+            new_message=types.UserContent("eins"),
+            instead_of="i",
+        )
+        assert len(await running.result()) == 1
+
+    async def check() -> None:
+        branches = await world.service.find_branches(**ids_of(session))
+        assert branches[-1].is_shown
+        for each in branches:
+            ids = {**ids_of(session), "session_id": each.session_id}
+            async with world.service.turn(**ids):  # whatever has begun ends
+                pass
+            await _is_free(world, ids)
+        page = await world.service.find_sessions(**of_user(session), families=True)
+        assert [it.id for it in page.sessions] == [branches[-1].session_id]
+        found = await world.stored(session)
+        assert found is not None
+        assert [each.id for each in found.events] == [session.events[0].id]
+
+    return respond(), check
+
+
+async def show_branch(world: World) -> Prepared:
+    """One of both is shown, and it can be changed."""
+    session = await _asked(world)
+    ids = ids_of(session)
+    key = SessionKey(**ids)
+    new = key._replace(session_id=world.new_id())
+    backend = await backends_of(world.service).backend()
+    await branch_off(backend.storage, key, new, "i", asks_again=True)
+
+    async def check() -> None:
+        found = await world.service.find_branches(**ids)
+        shown = [each.session_id for each in found if each.is_shown]
+        assert shown in ([key.session_id], [new.session_id])
+        await world.service.show_branch(**new.id)
+        page = await world.service.find_sessions(**of_user(session), families=True)
+        assert [each.id for each in page.sessions] == [new.session_id]
+
+    return world.service.show_branch(**ids), check
 
 
 async def stop_turn(world: World) -> Prepared:

@@ -1,0 +1,363 @@
+"""Versions of a message: branches, the family that shows one, and turns on them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event, EventActions
+from google.genai import types
+from pymongo import MongoClient
+from support.conversations import (
+    OWNER,
+    ROOT,
+    EchoModel,
+    ask,
+    family,
+    runner_of,
+    shown,
+    talk,
+    texts,
+)
+from support.one_session import IDS
+from support.scripted_model import said
+from support.spoken_model import SpokenModel
+from support.subscriptions import Follower
+
+from mongo_session_service import InvalidInputError, MongoSessionService
+
+STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
+
+
+async def test_a_message_is_edited_on_a_branch(service: MongoSessionService) -> None:
+    """The branch has what came before the message; the original stays as it is."""
+    _, second = await talk(service, "one", "two", title="Trip", labels={"a": "b"})
+    loaded = await service.get_session(**IDS)
+    assert loaded is not None
+    before = loaded.model_dump()
+
+    branch, _ = await ask(service, "zwei", instead_of=second)
+
+    assert await texts(service, branch) == ["one", "to one", "zwei", "to zwei"]
+    original = await service.get_session(**IDS)
+    assert original is not None
+    assert original.model_dump() == before
+    await service.append_event(loaded, Event(author="user"))  # which is not stale
+    root, edited = await family(service)
+    assert (root.session_id, root.parent_id, root.is_shown) == (
+        *(ROOT, None),
+        False,
+    )
+    assert (root.revision, root.before_invocation_id, root.version_of) == (
+        0,
+        None,
+        None,
+    )
+    assert edited.model_dump(exclude={"create_time", "last_update_time"}) == {
+        "session_id": branch,
+        "parent_id": ROOT,
+        "before_invocation_id": second,
+        "revision": 2,
+        "version_of": ROOT,
+        "is_shown": True,
+    }
+    assert await shown(service) == [(branch, 2)]
+    (summary,) = (await service.find_sessions(**OWNER, families=True)).sessions
+    assert (summary.root_id, summary.title) == (ROOT, "Trip")
+    assert summary.labels == {"a": "b"}
+    both = await service.find_sessions(**OWNER)
+    assert {(each.id, each.branches) for each in both.sessions} == {
+        (ROOT, 2),
+        (branch, 2),
+    }
+
+
+async def test_a_message_is_asked_again(service: MongoSessionService) -> None:
+    """Without a new message it is the same one, with the session's state it had set."""
+    await service.create_session(**IDS)
+    delta = {"mood": "calm", "user:name": "Ada"}
+    _, first = await ask(service, "one", state_delta=delta)
+    session = await service.get_session(**IDS)
+    assert session is not None
+    actions = EventActions(state_delta={"mood": "tense", "user:name": "Eve"})
+    await service.append_event(session, Event(author="agent", actions=actions))
+
+    branch, _ = await ask(service, None, instead_of=first)
+
+    assert await texts(service, branch) == ["one", "to one"]
+    found = await service.get_session(**OWNER, session_id=branch)
+    assert found is not None
+    assert found.state == {"mood": "calm", "user:name": "Eve"}
+
+
+async def test_branches_of_branches(service: MongoSessionService) -> None:
+    """An edit of an edit is a third version; one of what both share, of the root's."""
+    first, second, _ = await talk(service, "one", "two", "three")
+    root = ROOT
+    edited, again = await ask(service, "zwei", instead_of=second)
+    third, _ = await ask(service, "deux", session_id=edited, instead_of=again)
+    other, _ = await ask(service, "eins", session_id=third, instead_of=first)
+    later = (await ask(service, "four", session_id=other))[1]
+    deep, _ = await ask(service, "vier", session_id=other, instead_of=later)
+
+    found = {each.session_id: each for each in await family(service, third)}
+
+    assert [*found] == [root, edited, third, other, deep]
+    assert {name: (it.parent_id, it.version_of) for name, it in found.items()} == {
+        root: (None, None),
+        edited: (root, root),
+        third: (edited, root),
+        other: (third, root),
+        deep: (other, other),
+    }
+    assert [each.revision for each in found.values()] == [0, 2, 2, 0, 2]
+    assert [name for name, each in found.items() if each.is_shown] == [deep]
+    assert await texts(service, deep) == ["eins", "to eins", "vier", "to vier"]
+
+
+async def test_another_version_is_shown(service: MongoSessionService) -> None:
+    """A flip takes the title along, and subscribers learn which session is shown."""
+    (first,) = await talk(service, "one")
+    branch, _ = await ask(service, "eins", instead_of=first)
+    await service.update_session(**OWNER, session_id=branch, title="Renamed")
+    follower = Follower(service.watch(*OWNER.values()))
+
+    async with follower:
+        await service.show_branch(**IDS)
+        await service.show_branch(**IDS)  # nothing more
+        new, _ = await ask(service, "uno", instead_of=first)
+        await follower.until(lambda: len(follower.told) >= 6)
+
+    assert await shown(service) == [(new, 3)]
+    seen = [
+        (each.kind, each.session_id, each.root_id, each.is_shown)
+        for each in follower.told
+        if each.kind != "appended"
+    ]
+    root = ROOT
+    assert seen == [
+        ("updated", root, root, True),
+        ("updated", branch, root, False),
+        ("updated", root, root, False),
+        ("created", new, root, True),
+    ]
+    assert follower.told[0].title == "Renamed"
+    (summary,) = (await service.find_sessions(**OWNER, families=True)).sessions
+    assert summary.title == "Renamed"
+
+
+async def test_a_session_of_its_own(service: MongoSessionService) -> None:
+    """It is its only version, and to show it changes nothing."""
+    await service.create_session(**IDS)
+    forked = await service.fork_session(**IDS)
+    await service.show_branch(**IDS)
+
+    (alone,) = await family(service)
+
+    assert (alone.session_id, alone.is_shown) == (ROOT, True)
+    assert (alone.parent_id, alone.revision) == (None, 0)
+    assert {*await shown(service)} == {(ROOT, 1), (forked.id, 1)}
+
+
+async def test_a_fork_of_a_branch_is_a_session_of_its_own(
+    service: MongoSessionService,
+) -> None:
+    """``fork_session`` stays what it is."""
+    (first,) = await talk(service, "one")
+    branch, _ = await ask(service, "eins", instead_of=first)
+    forked = await service.fork_session(**OWNER, session_id=branch)
+
+    (alone,) = await family(service, forked.id)
+
+    assert alone.is_shown
+    assert {*await shown(service)} == {(branch, 2), (forked.id, 1)}
+
+
+@pytest.mark.parametrize("removed_first", [0, 1, 2])
+async def test_what_is_shown_once_it_is_deleted(
+    service: MongoSessionService, removed_first: int
+) -> None:
+    """The parent is shown, or else the newest; at last nothing is left."""
+    (first,) = await talk(service, "one")
+    edited, again = await ask(service, "eins", instead_of=first)
+    third, _ = await ask(service, "uno", session_id=edited, instead_of=again)
+    ids = [ROOT, edited, third]
+
+    await service.delete_session(**OWNER, session_id=ids.pop(removed_first))
+
+    expected = [third, third, edited][removed_first]
+    assert await shown(service) == [(expected, 2)]
+    assert [it.is_shown for it in await family(service, expected)] == [
+        it == expected for it in ids
+    ]
+    await service.delete_session(**OWNER, session_id=expected)
+    (left,) = {*ids} - {expected}
+    assert await shown(service) == [(left, 1)]
+    await service.delete_session(**OWNER, session_id=left)
+    assert await shown(service) == []
+
+
+async def test_two_editors_of_one_message(service: MongoSessionService) -> None:
+    """Each has a version of their own, and one of them is shown."""
+    (first,) = await talk(service, "one")
+    edits = (ask(service, f"edit {n}", instead_of=first) for n in range(8))
+
+    made = {session_id for session_id, _ in await asyncio.gather(*edits)}
+
+    found = await family(service)
+    assert {each.session_id for each in found} == {ROOT, *made}
+    assert {each.version_of for each in found} == {None, ROOT}
+    (only,) = [each.session_id for each in found if each.is_shown]
+    assert await shown(service) == [(only, 9)]
+
+
+async def test_a_running_turn_is_stopped_first(service: MongoSessionService) -> None:
+    """With ``interrupt`` it ends in the original; without, it goes on there."""
+    (first,) = await talk(service, "one")
+    model = SpokenModel()
+    model.say("well")
+    running = await service.start_turn(
+        runner_of(service, model),
+        user_id=IDS["user_id"],
+        session_id=ROOT,
+        new_message=said("two"),
+        run_config=STREAMED,
+    )
+    async for event in running:
+        second = event.invocation_id
+        break
+
+    beside, _ = await ask(service, "zwei", instead_of=first)
+    assert not running.is_done
+    branch, _ = await ask(service, "deux", instead_of=second, interrupt=True)
+
+    await running.wait_end()
+    assert running.turn.info.status == "stopped"
+    assert await texts(service, beside) == ["zwei", "to zwei"]
+    assert await texts(service, branch) == ["one", "to one", "deux", "to deux"]
+
+
+async def test_an_agent_that_fails_at_once(service: MongoSessionService) -> None:
+    """The branch stays, and its turn has failed."""
+    failing = runner_of(service, EchoModel(failure=ZeroDivisionError()))
+    (first,) = await talk(service, "one")
+    with pytest.raises(ZeroDivisionError):
+        await ask(service, "eins", instead_of=first, runner=failing)
+
+    (only,) = [each.session_id for each in await family(service) if each.is_shown]
+    assert (await texts(service, only))[0] == "eins"
+    (turn,) = await service.find_turns(app_name=IDS["app_name"], status="failed")
+    assert turn.session_id == only
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"instead_of": "nothing"}, "no event of invocation 'nothing'"),
+        ({"instead_of": 7}, "instead_of"),
+        ({"new_message": types.Content(parts=[])}, "no parts"),
+        ({"invocation_id": "x"}, "not both"),
+    ],
+)
+async def test_what_cannot_be_edited(
+    service: MongoSessionService, how: dict[str, Any], message: str
+) -> None:
+    """Bad input is refused, and makes no branch."""
+    (first,) = await talk(service, "one")
+    runner = runner_of(service, EchoModel())
+
+    with pytest.raises(InvalidInputError, match=message):
+        await service.start_turn(
+            runner,
+            user_id=IDS["user_id"],
+            session_id=ROOT,
+            **{"instead_of": first} | how,  # type: ignore[arg-type]
+        )
+
+    assert [each.session_id for each in await family(service)] == [ROOT]
+    gone = {"user_id": IDS["user_id"], "session_id": "gone"}
+    with pytest.raises(SessionNotFoundError):
+        await service.start_turn(runner, **gone, instead_of=first)
+    with pytest.raises(SessionNotFoundError):
+        await service.find_branches(**OWNER, session_id="gone")
+    with pytest.raises(SessionNotFoundError):
+        await service.show_branch(**OWNER, session_id="gone")
+
+
+async def test_what_was_trimmed(service: MongoSessionService) -> None:
+    """An invocation whose begin is gone is refused; a whole one has its branch."""
+    first, second = await talk(service, "one", "two")
+    await service.trim_session(**IDS, before_revision=2)
+    with pytest.raises(InvalidInputError, match="its begin was trimmed"):
+        await ask(service, "eins", instead_of=first)
+    branch, _ = await ask(service, "zwei", instead_of=second)
+    assert await texts(service, branch) == ["to one", "zwei", "to zwei"]
+    await service.trim_session(**IDS, before_revision=3)
+    with pytest.raises(InvalidInputError, match="or it was trimmed"):
+        await ask(service, "eins", instead_of=first)
+
+
+async def test_what_has_no_message(service: MongoSessionService) -> None:
+    """An invocation that an agent began, or whose message was redacted, needs one."""
+    session = await service.create_session(**IDS)
+    await service.append_event(session, Event(author="agent", invocation_id="job"))
+    with pytest.raises(InvalidInputError, match="began with no message"):
+        await ask(service, None, instead_of="job")
+    branch, first = await ask(service, "one", instead_of="job")
+    await service.redact_events(
+        **OWNER, session_id=branch, invocation_id=first, state=True
+    )
+    with pytest.raises(InvalidInputError, match="redacted"):
+        await ask(service, None, session_id=branch, instead_of=first)
+
+
+async def test_a_turn_that_cannot_begin_leaves_no_branch(
+    service: MongoSessionService, admin: MongoClient[Any], database: str
+) -> None:
+    """The service is closed before the turn begins: the family is as it was."""
+    (first,) = await talk(service, "one")
+    async with service._running_turns.stopped(0):  # noqa: SLF001  as close() does it
+        with pytest.raises(Exception, match="closed"):
+            await ask(service, "eins", instead_of=first)
+
+    (alone,) = await family(service)
+    assert alone.is_shown
+    assert admin[database]["events"].count_documents({}) == 2
+
+
+async def test_redaction_reaches_the_family(service: MongoSessionService) -> None:
+    """With ``forks`` what a branch shares is redacted in each version that has it."""
+    first, second = await talk(service, "secret", "two")
+    one, _ = await ask(service, "zwei", instead_of=second)
+    other, again = await ask(service, "deux", instead_of=second)
+    deep, _ = await ask(service, "dos", session_id=other, instead_of=again)
+    forked = await service.fork_session(**OWNER, session_id=one)
+
+    count = await service.redact_events(
+        **OWNER, session_id=deep, invocation_id=first, forks=True
+    )
+
+    assert count == 10
+    for each in (ROOT, one, other, deep, forked.id):
+        said = await texts(service, each)
+        assert said[:2] == ["[redacted]"] * 2
+        assert "[redacted]" not in said[2:]
+
+
+@pytest.mark.release
+async def test_many_versions_of_one_message(service: MongoSessionService) -> None:
+    """An edit of the last edit, 200 times, is a version of the first message."""
+    (edited,) = await talk(service, "one")
+    latest = ROOT
+    quick = runner_of(service, EchoModel())
+    for n in range(200):
+        latest, edited = await ask(
+            service, f"{n}", session_id=latest, instead_of=edited, runner=quick
+        )
+    found = await family(service, latest)
+    assert len(found) == 201
+    assert {each.version_of for each in found[1:]} == {ROOT}
+    assert [each.session_id for each in found if each.is_shown] == [latest]
