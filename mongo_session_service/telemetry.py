@@ -8,6 +8,7 @@ as those of ADK do.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Token
 from functools import wraps
@@ -16,13 +17,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from google.adk.sessions.session import Session
 from opentelemetry import context, trace
-from opentelemetry.metrics import (
-    CallbackOptions,
-    Counter,
-    Histogram,
-    Observation,
-    get_meter,
-)
+from opentelemetry.metrics import Counter, Histogram, Observation, get_meter
 
 from mongo_session_service._version import __version__
 
@@ -85,15 +80,14 @@ PARTIAL_SIZES: Final = meter.create_histogram(
     explicit_bucket_boundaries_advisory=_WRITES,
 )
 
-_abandoned: Final[dict[str, int]] = {}
-"""Abandoned turns by database."""
+ABANDONED_TURNS: Final = defaultdict[str, int](int)
+"""Of each database, how many were closed here."""
 _exported: Final[set[str]] = set()
-"""The databases of which an exporter has received a number of them."""
 
 
-def _report_abandoned(_: CallbackOptions) -> Iterable[Observation]:
+def _report_abandoned(_: object) -> Iterable[Observation]:
     """Report 0 first: what a new process counts at once is an increase as well."""
-    for database, number in list(_abandoned.items()):
+    for database, number in list(ABANDONED_TURNS.items()):
         value = number if database in _exported else 0
         yield Observation(value, {DATABASE: database})
         _exported.add(database)
@@ -213,10 +207,6 @@ class TurnSpan:
 def note_batch(writes: int) -> None:
     """Note on the current span how many writes were committed with its own."""
     trace.get_current_span().set_attribute(_BATCH, writes)
-
-
-def count_abandoned_turn(database: str) -> None:
-    _abandoned[database] = _abandoned.get(database, 0) + 1
 
 
 def count(counter: Counter, database: str) -> None:

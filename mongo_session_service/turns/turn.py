@@ -53,7 +53,7 @@ from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
 from mongo_session_service.storage.statements import Query, TooLateError, Update
 from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.telemetry import Operation, count_abandoned_turn
+from mongo_session_service.telemetry import ABANDONED_TURNS, Operation
 from mongo_session_service.turns import waiting_line
 from mongo_session_service.turns.closing_events import (
     closing_events_of_abandoned,
@@ -265,7 +265,7 @@ class Turn:
 
     async def _close_abandoned(self, backend: Backend) -> None:
         """Close what the turn before has left open; resume its invocation if wanted."""
-        count_abandoned_turn(self.turns.database_name)
+        ABANDONED_TURNS[self.turns.database_name] += 1
         own = await self.load_own_events()
         closing = closing_events_of_abandoned(own, self.root_agent_name)
         for event in closing:
