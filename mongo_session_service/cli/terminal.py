@@ -62,10 +62,7 @@ def styled(value: object, style: str = "") -> Text:
 
 
 def table(rows: Sequence[dict[str, Text]]) -> Table:
-    """Make a table of rows of named cells, numbers flush right.
-
-    A column without values is left out.
-    """
+    """Make a table of named cells, numbers flush right; empty columns are left out."""
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
