@@ -175,6 +175,8 @@ NOT_HERE = {
     "consumer": "reads the feed: test_isolated_feed.py",
     "run_turn": "is a turn in which a runner calls others of these",
     "start_turn": "is such a turn",
+    "find_branches": "test_branches.py, where two users have the same family",
+    "show_branch": "also there",
     "find_turns": "tells of no content: test_start_turn.py",
     "recover_turns": "begins the turns that find_turns returns",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from support.one_session import IDS
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
 from support.subscriptions import Follower
+from support.transfers import exported, imported
 
 from mongo_session_service import InvalidInputError, MongoSessionService
 
@@ -361,3 +364,24 @@ async def test_many_versions_of_one_message(service: MongoSessionService) -> Non
     assert len(found) == 201
     assert {each.version_of for each in found[1:]} == {ROOT}
     assert [each.session_id for each in found if each.is_shown] == [latest]
+
+
+async def test_families_of_two_users_are_apart(
+    service: MongoSessionService, tmp_path: Path
+) -> None:
+    """Even if they have the same ids, as after an import for another user."""
+    (first,) = await talk(service, "one")
+    branch, _ = await ask(service, "eins", instead_of=first)
+    text = (await exported(service, tmp_path / "all.jsonl")).decode()
+    other = text.replace(json.dumps(IDS["user_id"]), '"other"')
+    (tmp_path / "other.jsonl").write_text(other)
+    await imported(tmp_path / "other.jsonl", service)
+
+    await service.show_branch(**IDS)
+
+    assert await shown(service) == [(ROOT, 2)]
+    others = {**OWNER, "user_id": "other"}
+    page = await service.find_sessions(**others, families=True)
+    assert [(each.id, each.branches) for each in page.sessions] == [(branch, 2)]
+    await service.delete_user(**others)
+    assert await shown(service) == [(ROOT, 2)]
