@@ -60,8 +60,6 @@ def test_a_page_works_twice(
     [
         ("README.md", "quickstart.py"),
         ("docs/getting-started.md", "quickstart.py"),
-        ("docs/guide/search.md", "search.py"),
-        ("docs/guide/usage.md", "usage.py"),
         ("docs/guide/front-ends.md", "ai_sdk.jsx"),
     ],
 )
@@ -70,6 +68,20 @@ def test_a_recipe_is_an_example(page: str, name: str) -> None:
     (shown,) = [block.text for block in PAGES[page] if block.title == name]
 
     assert shown == (ROOT / "examples" / name).read_text()
+
+
+@pytest.mark.parametrize("name", ["search", "usage"])
+def test_an_excerpt_is_of_its_example(name: str) -> None:
+    """The handler that a recipe shows is in the program in examples/, which is run."""
+    shown = [
+        block.text
+        for block in PAGES[f"docs/guide/{name}.md"]
+        if (block.language, block.title) == ("python", "Example")
+    ]
+
+    program = (ROOT / "examples" / f"{name}.py").read_text()
+    assert [text for text in shown if text not in program] == []
+    assert shown
 
 
 def test_every_code_block_has_a_title_or_a_mark() -> None:
