@@ -1320,7 +1320,7 @@ class MongoSessionService(BaseSessionService):
         state: bool = False,
         forks: bool = False,
     ) -> int:
-        """Replaces the content of events for ever: what was said, called and set.
+        """Replaces the content of events for good: texts, calls, values that they set.
 
         The events stay in the log, with their ids, authors, times, invocations and
         revisions; calls and responses keep ids and names, and wait for nobody any
@@ -1400,8 +1400,8 @@ class MongoSessionService(BaseSessionService):
 
         Without ``idle_for`` and ``created_before``, it removes sessions that have
         expired, and what interrupted deletes have left. With one of them it removes
-        the sessions of which that is true, with both those of which both are; but none
-        that has a ``ttl`` or ``expire_time``: it expires by itself.
+        the sessions that meet it, with both those that meet both; but none that has a
+        ``ttl`` or ``expire_time``: it expires by itself.
 
         Expired sessions are removed soon in any case, while a process uses the
         database. The server's clock decides what has expired.
@@ -1451,7 +1451,7 @@ class MongoSessionService(BaseSessionService):
     async def delete_user(self, *, app_name: str, user_id: str) -> Erased:
         """Erases a user of an app.
 
-        No collection contains the id afterwards, except in what others have said.
+        No collection contains the id afterwards, except in what others have written.
         Sessions, events, state, and what consumers have stored are removed in small
         steps. If the call is interrupted, or the user keeps writing meanwhile, call it
         again. A session that is created meanwhile is erased as well, or stays whole; an

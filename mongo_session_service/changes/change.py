@@ -92,7 +92,7 @@ class Change(BaseModel):
 
     @property
     def is_copy(self) -> bool:
-        """Whether a fork or an import has stored it; nobody has said it just now."""
+        """Whether a fork or an import has stored it, and not an append."""
         return self.copied_by is not None
 
     @property

@@ -111,7 +111,7 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
         },
     }
     for status, description in {
-        403: "Not allowed, whatever exists",
+        403: "Not allowed, whether or not it exists",
         404: "There is no such session",
         422: "The request is invalid",
         503: "MongoDB is unavailable",

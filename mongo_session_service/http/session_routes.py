@@ -370,13 +370,13 @@ def sessions_router(
 
     Before anything is read, and again at each heartbeat of a stream, ``authorize`` is
     asked. What is sent is the public view, as ADK's own server sends it: see
-    :attr:`Change.json_text`. Requests are refused with problem details (RFC 9457):
-    403, whatever exists, if ``authorize`` returns False; 404; 413; 415; 422; 503 with
-    ``Retry-After`` while MongoDB is away, or too much is read of a session at once.
-    Unknown query parameters are ignored. Pages of another origin may not write: what a
-    browser sends for them has a ``Sec-Fetch-Site`` other than ``same-origin`` and
-    ``none``, or without one an ``Origin`` that is not the ``Host``. Clients that are no
-    browsers send neither.
+    :attr:`Change.json_text`. Requests are refused with problem details (RFC 9457): 403
+    if ``authorize`` returns False, whether or not the session exists; 404; 413; 415;
+    422; 503 with ``Retry-After`` while MongoDB is away, or too much is read of a
+    session at once. Unknown query parameters are ignored. Pages of another origin may
+    not write: what a browser sends for them has a ``Sec-Fetch-Site`` other than
+    ``same-origin`` and ``none``, or without one an ``Origin`` that is not the ``Host``.
+    Clients that are no browsers send neither.
 
     Args:
         service: The ``MongoSessionService``.
