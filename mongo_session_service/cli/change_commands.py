@@ -16,7 +16,6 @@ from mongo_session_service.cli.inspect_commands import (
     expiry_text,
     iter_sessions,
 )
-from mongo_session_service.cli.options import DURATION, FUTURE_TIME, PAST_TIME
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.model.wording import counted
 
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--ttl",
-    type=DURATION,
+    type=options.parse_duration,
     metavar="DURATION",
     help="Time to live, from now on and again after each event: 7200s, 12h, 7d.",
 )
 @click.option(
     "--expire-time",
-    type=FUTURE_TIME,
+    type=options.parse_future_time,
     metavar="TIME",
     help="When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
 )
@@ -165,7 +164,7 @@ async def fork(
 @click.argument("app_name", metavar="APP")
 @click.option(
     "--older-than",
-    type=DURATION,
+    type=options.parse_duration,
     metavar="DURATION",
     required=True,
     help="Remove events that are older: 7200s, 12h, 90d.",
@@ -332,13 +331,13 @@ async def _trim_sessions(
 @click.option("--app", help="Only this app.")
 @click.option(
     "--idle-for",
-    type=DURATION,
+    type=options.parse_duration,
     metavar="DURATION",
     help="Remove sessions without an event for this long: 7200s, 12h, 90d.",
 )
 @click.option(
     "--created-before",
-    type=PAST_TIME,
+    type=options.parse_past_time,
     metavar="TIME",
     help="Remove sessions created before this ISO 8601 time.",
 )

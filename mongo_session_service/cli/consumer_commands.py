@@ -15,7 +15,6 @@ import click
 from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.inspect_commands import time_text
-from mongo_session_service.cli.options import FUNCTION, START
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.errors import ConfigurationError, StorageError
 from mongo_session_service.model.wording import counted, duration_text
@@ -123,7 +122,7 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
 _handler_options: Final = options.combine_decorators(
     click.option(
         "--handler",
-        type=FUNCTION,
+        type=options.parse_function,
         required=True,
         metavar="MODULE:FUNCTION",
         help="Called with each change, as by run(); sought in this directory as well.",
@@ -271,7 +270,7 @@ async def remove(
 @click.argument("name")
 @click.option(
     "--to",
-    type=START,
+    type=options.parse_start,
     default="now",
     show_default=True,
     metavar="now|beginning|TIME",

@@ -14,7 +14,6 @@ import click
 
 from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.options import CONDITION
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.model.wording import counted, duration_text
 
@@ -62,7 +61,7 @@ _LONG: Final = 500
 @options.labels
 @click.option(
     "--where",
-    type=CONDITION,
+    type=options.parse_condition,
     multiple=True,
     metavar="KEY=JSON",
     help="Only those whose own state has this value; repeatable.",

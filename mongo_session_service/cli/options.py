@@ -1,7 +1,7 @@
 """Options that commands share, and the types of values on the command line.
 
-Options stand after the name of a command. A type parses a text, and raises
-``ValueError`` with what is wrong, which click shows beside the name of the option.
+Options stand after the name of a command. A type is a function that parses a text, and
+raises ``BadParameter`` with what is wrong: click shows it beside the option's name.
 """
 
 from __future__ import annotations
@@ -51,47 +51,31 @@ ANSWER_LIMIT: Final = 5.0
 _SECONDS_OF: Final = {"s": 1, "h": 3600, "d": 86400}
 
 
-class ValueType(click.ParamType):  # type: ignore[type-arg]  # generic in some releases
-    name = "value"
-
-    def __init__(self, parse: Callable[[str], Any]) -> None:
-        self._parse = parse
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            return self.fail(str(error), param, ctx)
-
-
-def _parse_time(text: str) -> float:
+def parse_time(text: str) -> float:
     """Parse seconds since 1970, or ISO 8601, in UTC unless it names a zone."""
     with suppress(ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(float(text), UTC).timestamp()
     with suppress(ValueError, OverflowError):
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    raise ValueError(f"{text!r} is not a time such as 2026-11-21T04:00:00Z.")
+    raise click.BadParameter(f"{text!r} is not a time such as 2026-11-21T04:00:00Z.")
 
 
-def _parse_past_time(text: str) -> float:
-    seconds = _parse_time(text)
+def parse_past_time(text: str) -> float:
+    seconds = parse_time(text)
     if not 0 < seconds <= time.time():
-        raise ValueError(f"{text!r} is not in the past, after 1970.")
+        raise click.BadParameter(f"{text!r} is not in the past, after 1970.")
     return seconds
 
 
-def _parse_future_time(text: str) -> float:
-    seconds = _parse_time(text)
+def parse_future_time(text: str) -> float:
+    seconds = parse_time(text)
     if seconds <= time.time():
-        raise ValueError(f"{text!r} is not in the future.")
+        raise click.BadParameter(f"{text!r} is not in the future.")
     return seconds
 
 
-def _parse_duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Parse a number with a unit, at most 100 years; return its seconds."""
     from mongo_session_service.model.metadata import MAX_TTL
 
@@ -99,30 +83,30 @@ def _parse_duration(text: str) -> float:
     if parts is None:
         unclear = " m may be minutes or months." if text.strip().endswith("m") else ""
         message = f"{text!r} is not a duration such as 7200s, 12h or 7d.{unclear}"
-        raise ValueError(message)
+        raise click.BadParameter(message)
     seconds = float(parts[1]) * _SECONDS_OF[parts[2]]
     if not 0 < seconds <= MAX_TTL:
         longest = f"{MAX_TTL / _SECONDS_OF['d']:.0f}d (100 years)"
         message = f"{text!r} is out of range: more than 0, at most {longest}."
-        raise ValueError(message)
+        raise click.BadParameter(message)
     return seconds
 
 
-def _parse_function(text: str) -> Any:
+def parse_function(text: str) -> Any:
     """Import ``MODULE:FUNCTION``, also from the current directory."""
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         message = f"{text!r} is not MODULE:FUNCTION, such as my_app.name:function."
-        raise ValueError(message)
+        raise click.BadParameter(message)
     found = _import_module(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             near = get_close_matches(name, vars(found), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{module_name!r} has no {name!r}.{hint}")
+            raise click.BadParameter(f"{module_name!r} has no {name!r}.{hint}")
         found = getattr(found, name)
     if not callable(found):
-        raise ValueError(f"{text!r} is not a function.")  # noqa: TRY004  click shows it
+        raise click.BadParameter(f"{text!r} is not a function.")
     return found
 
 
@@ -139,7 +123,7 @@ def _import_module(name: str) -> Any:
                 f"There is no module {name!r}, neither installed nor in the current"
                 " directory."
             )
-            raise ValueError(message) from None
+            raise click.BadParameter(message) from None
         what = f"{type(error).__name__}: {printable(str(error)).rstrip('.')}"
         message = f"Module {name!r} cannot be imported: {what}. {DEBUG_HINT}"
         raise click.ClickException(message) from error
@@ -148,11 +132,11 @@ def _import_module(name: str) -> Any:
 def _split_assignment(text: str, form: str, example: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ValueError(f"{text!r} is not {form}, such as {example}.")
+        raise click.BadParameter(f"{text!r} is not {form}, such as {example}.")
     return name, value
 
 
-def _parse_condition(text: str) -> tuple[str, Any]:
+def parse_condition(text: str) -> tuple[str, Any]:
     """Parse a state key, and in JSON the value that it is to have."""
     key, value = _split_assignment(text, "KEY=JSON", "paid=true")
     try:
@@ -162,26 +146,19 @@ def _parse_condition(text: str) -> tuple[str, Any]:
             f"The value of {key!r} is not JSON; a text needs quotes:"
             f" '{key}={json.dumps(value)}'."
         )
-        raise ValueError(message) from None
+        raise click.BadParameter(message) from None
 
 
-def _parse_start(text: str) -> float | str:
-    return text if text in {"now", "beginning"} else _parse_past_time(text)
+def parse_start(text: str) -> float | str:
+    return text if text in {"now", "beginning"} else parse_past_time(text)
 
 
-TIME: Final = ValueType(_parse_time)
-PAST_TIME: Final = ValueType(_parse_past_time)
-FUTURE_TIME: Final = ValueType(_parse_future_time)
-DURATION: Final = ValueType(_parse_duration)
-START: Final = ValueType(_parse_start)
-FUNCTION: Final = ValueType(_parse_function)
-CONDITION: Final = ValueType(_parse_condition)
-LABEL: Final = ValueType(
-    lambda text: _split_assignment(text, "NAME=VALUE", "stage=test")
-)
-ZONE: Final = ValueType(
-    lambda text: _split_assignment(text, "APP=ZONE", "support=europe")
-)
+def parse_label(text: str) -> tuple[str, str]:
+    return _split_assignment(text, "NAME=VALUE", "stage=test")
+
+
+def parse_zone(text: str) -> tuple[str, str]:
+    return _split_assignment(text, "APP=ZONE", "support=europe")
 
 
 def combine_decorators(
@@ -450,7 +427,7 @@ selection_options: Final = combine_decorators(
     ),
     click.option(
         "--since",
-        type=TIME,
+        type=parse_time,
         metavar="TIME",
         help="Only sessions updated since this ISO 8601 time.",
     ),
@@ -504,7 +481,7 @@ title: Final = click.option("--title", help="The session's title.")
 labels: Final = click.option(
     "--label",
     "labels",
-    type=LABEL,
+    type=parse_label,
     multiple=True,
     metavar="NAME=VALUE",
     help="A label of the session; repeatable.",

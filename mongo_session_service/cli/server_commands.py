@@ -16,7 +16,6 @@ import click
 from mongo_session_service import admin
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.options import ZONE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -218,7 +217,7 @@ def grants(features: list[str], name: str | None) -> None:
 @click.option(
     "--zone",
     "zones",
-    type=ZONE,
+    type=options.parse_zone,
     multiple=True,
     metavar="APP=ZONE",
     help="Keep an app on the shards of a zone; repeatable.",

@@ -19,12 +19,12 @@ import click
 from typing_extensions import override
 
 from mongo_session_service.cli.options import (
-    FUNCTION,
     ServiceAddress,
     address_options,
     as_json,
     combine_decorators,
     dry_run,
+    parse_function,
     run_until_done,
     selection,
     selection_options,
@@ -79,7 +79,7 @@ _source = click.argument(
 )
 _path = click.argument("source", metavar="PATH", type=click.Path(allow_dash=True))
 
-_factory = click.argument("factory", metavar="MODULE:FUNCTION", type=FUNCTION)
+_factory = click.argument("factory", metavar="MODULE:FUNCTION", type=parse_function)
 
 KINDS: Final = (
     Kind(
@@ -181,14 +181,14 @@ def verify_() -> None:
 
 _after_load: Final = click.option(
     "--after-load",
-    type=FUNCTION,
+    type=parse_function,
     metavar="MODULE:FUNCTION",
     help="The hook that opens what before_store has sealed.",
 )
 _hooks: Final = combine_decorators(
     click.option(
         "--before-store",
-        type=FUNCTION,
+        type=parse_function,
         metavar="MODULE:FUNCTION",
         help="The hook that seals what is stored.",
     ),
