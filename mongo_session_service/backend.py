@@ -167,6 +167,9 @@ class Backends:
             backend = await self._make_ready(stage)
         return backend
 
+    async def storage(self) -> Storage:
+        return (await self.backend()).storage
+
     async def _make_ready(self, stage: Stage) -> Backend:
         self._reset_after_fork()
         loop = running_loop()

@@ -20,7 +20,7 @@ from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.documents import COPIED_BY
 from mongo_session_service.consumers.handler import handler_storage
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.reads import SessionReads
@@ -192,7 +192,7 @@ class _SessionLog:
                     return
                 is_first = False
                 for each in page:
-                    if _is_of_source(each):
+                    if each.get(COPIED_BY) == "fork":
                         return
                     yield documents.decode_event(each, self._storage.hooks)
 
@@ -202,7 +202,7 @@ class _SessionLog:
         with suppress(SessionNotFoundError):
             async for page in read_log(self._storage, self.key, wanted):
                 for each in page:
-                    if not _is_of_source(each):
+                    if each.get(COPIED_BY) != "fork":
                         event = documents.decode_event(each, self._storage.hooks)
                         yield each["_id"]["revision"], event
 
@@ -224,11 +224,6 @@ class _SessionLog:
         for each in counts:
             del session.events[: each["copies"]]
         return session
-
-
-def _is_of_source(document: Document) -> bool:
-    """Whether an event was appended to the session that this one is a fork of."""
-    return document.get(COPIED_BY) == "fork"
 
 
 def _is_user_message(event: Event) -> bool:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import (
-    AsyncIterator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date
@@ -22,8 +17,6 @@ from mongo_session_service.backend import Stage
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.wording import counted, duration_text
 from mongo_session_service.schema import setup
-from mongo_session_service.schema.indexes import Index
-from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import server
@@ -119,17 +112,15 @@ def judge_shards(keys: Mapping[str, Document | None]) -> Finding:
     check, text = "replica set", "a sharded cluster, behind mongos"
     if wrong := [name for name, key in keys.items() if key not in (None, SHARD_KEY)]:
         key = ", ".join(SHARD_KEY)
-        text = f"{text}; another shard key than {key}: {_sorted_names(wrong)}"
+        text = f"{text}; another shard key than {key}: {_names(wrong)}"
         remedy = "Reshard them: each call for one user is sent to every shard."
         return Finding(check, Status.WARNING, text, remedy)
     if whole := [name for name, key in keys.items() if key is None]:
-        return Finding(
-            check, Status.OK, f"{text}; on one shard: {_sorted_names(whole)}"
-        )
-    return Finding(check, Status.OK, f"{text}; sharded: {_sorted_names(keys)}")
+        return Finding(check, Status.OK, f"{text}; on one shard: {_names(whole)}")
+    return Finding(check, Status.OK, f"{text}; sharded: {_names(keys)}")
 
 
-def _sorted_names(names: Iterable[str]) -> str:
+def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
@@ -172,26 +163,6 @@ def judge_privileges(
     status = Status.FAILED if "sessions" in lacking else Status.WARNING
     remedy = _GRANT if status is Status.FAILED else _GRANT_MORE
     return Finding(check, status, text, remedy, lacking)
-
-
-def judge_version(recorded: int | None) -> Finding:
-    """Judge the schema version; ``SchemaVersionError`` if this release is too old."""
-    check = "schema version"
-    if recorded is None:
-        return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
-    setup.refuse_newer(recorded)
-    return Finding(check, Status.OK, f"{recorded}, this release's")
-
-
-def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
-    """Judge whether the indexes exist that make queries fast and events unique."""
-    if not missing:
-        return Finding("indexes", Status.OK, "all exist")
-    if not is_set_up:
-        return Finding("indexes", Status.OK, f"none exist yet. {_AS_NEEDED}")
-    names = ", ".join(f"{each.name} ({each.serves})" for each in missing)
-    remedy = "Call setup() as a user who may create indexes, then read its log."
-    return Finding("indexes", Status.WARNING, f"missing or different: {names}", remedy)
 
 
 def judge_oplog(window: float | None, fullness: float) -> Finding:
@@ -317,7 +288,11 @@ async def _check_privileges(storage: Storage) -> Finding:
 
 
 async def _check_version(storage: Storage) -> Finding:
-    return judge_version(await setup.recorded_version(storage))
+    check, recorded = "schema version", await setup.recorded_version(storage)
+    if recorded is None:
+        return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
+    setup.refuse_newer(recorded)
+    return Finding(check, Status.OK, f"{recorded}, this release's")
 
 
 async def _check_turns(storage: Storage) -> Finding:
@@ -336,9 +311,14 @@ async def _check_turns(storage: Storage) -> Finding:
 
 
 async def _check_indexes(storage: Storage) -> Finding:
-    names = await server.collection_names(storage)
-    missing = await missing_indexes(storage)
-    return judge_indexes(missing, is_set_up="sessions" in names)
+    missing = await setup.missing_indexes(storage)
+    if not missing:
+        return Finding("indexes", Status.OK, "all exist")
+    if "sessions" not in await server.collection_names(storage):
+        return Finding("indexes", Status.OK, f"none exist yet. {_AS_NEEDED}")
+    names = ", ".join(f"{each.name} ({each.serves})" for each in missing)
+    remedy = "Call setup() as a user who may create indexes, then read its log."
+    return Finding("indexes", Status.WARNING, f"missing or different: {names}", remedy)
 
 
 async def _check_oplog(storage: Storage) -> Finding:

@@ -26,9 +26,9 @@ async def start_position(
     service: MongoSessionService, to: Literal["now", "beginning"] | float
 ) -> Position:
     """Make the position before all, before what is new, or before a time's changes."""
-    opened = await backends_of(service).backend()
-    now = await opened.storage.latest_time()
-    window = await opened.storage.oplog_window_if_known()
+    storage = await backends_of(service).storage()
+    now = await storage.latest_time()
+    window = await storage.oplog_window_if_known()
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":
@@ -46,8 +46,8 @@ async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     """Count the events that a consumer reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
     counting = Query("events", wanted, then=({"$count": "events"},))
-    opened = await backends_of(service).backend()
-    (found,) = await opened.storage.read(counting)
+    storage = await backends_of(service).storage()
+    (found,) = await storage.read(counting)
     return found[0]["events"] if found else 0
 
 
@@ -70,12 +70,12 @@ async def _claimed_checkpoint(
 ) -> AsyncIterator[Checkpoint]:
     """Claim a consumer's name, so that no other reader has it meanwhile."""
     who = f"Consumer {quoted(name)}"
-    opened = await backends_of(service).backend()
-    stored = await opened.storage.find_one(Query("checkpoints", {"_id": name}))
+    storage = await backends_of(service).storage()
+    stored = await storage.find_one(Query("checkpoints", {"_id": name}))
     if stored is None:
         raise MongoSessionServiceError(f"{who} does not exist.")
     settings = ConsumerSettings(name, stored["app_name"])
-    checkpoint = Checkpoint(opened.storage, settings)
+    checkpoint = Checkpoint(storage, settings)
     if not await checkpoint.claim():
         raise MongoSessionServiceError(f"{who} runs: stop its program first.")
     try:

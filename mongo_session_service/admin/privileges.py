@@ -99,27 +99,20 @@ def role_for(
 ) -> Document:
     """The command that creates a role for a service's user.
 
+    It belongs in the database ``admin``: a role in another database cannot include the
+    oplog.
+
     Args:
         database: The service's database.
         prefix: Its ``collection_prefix``.
         features: What the user has to be able to do, by the names in ``FEATURES``.
         name: The role's name; ``mongo_session_service_DATABASE`` by default.
     """
-    name = name or f"mongo_session_service_{database}"
-    return role(name, needs(features, database, prefix))
-
-
-def role(name: str, privileges: Iterable[Privilege]) -> Document:
-    """The command that creates a role with these privileges, and no others.
-
-    It belongs in the database ``admin``: a role in another database cannot include the
-    oplog.
-    """
     actions: dict[tuple[str, str], list[str]] = {}
-    for each in privileges:
+    for each in needs(features, database, prefix):
         actions.setdefault((each.database, each.collection), []).append(each.action)
     return {
-        "createRole": name,
+        "createRole": name or f"mongo_session_service_{database}",
         "privileges": [
             {"resource": {"db": database, "collection": collection}, "actions": several}
             for (database, collection), several in actions.items()

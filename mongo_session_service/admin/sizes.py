@@ -54,8 +54,8 @@ async def measure(
     service: MongoSessionService, app_name: str | None
 ) -> tuple[list[CollectionSize], list[Removable]]:
     """Measure a database, or the part of it that grows with an app."""
-    opened = await backends_of(service).backend()
-    storage, sizes = opened.storage, dict[str, CollectionSize]()
+    storage = await backends_of(service).storage()
+    sizes: dict[str, CollectionSize] = {}
     there = await server.collection_names(storage)
     for name in COLLECTIONS:
         if name in there:

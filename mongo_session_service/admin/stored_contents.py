@@ -42,15 +42,14 @@ async def count_apps(
     service: MongoSessionService, user_id: str | None
 ) -> list[AppCount]:
     """Count the sessions and users of every app, or of those that know a user."""
-    opened = await backends_of(service).backend()
-    return await search.count_by_app(opened.storage, user_id)
+    storage = await backends_of(service).storage()
+    return await search.count_by_app(storage, user_id)
 
 
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
     own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
     shared = queries.shared_state_queries(key.app_name, key.user_id)
-    opened = await backends_of(service).backend()
-    storage = opened.storage
+    storage = await backends_of(service).storage()
     session, *states = await storage.read(own, *shared)
     both, now, hooks = chain(*states), storage.clock.now(), storage.hooks
     for decoded in documents.decode_sessions(session, both, now, hooks):
@@ -76,8 +75,7 @@ async def iter_stored_events(
     """Read a session's log from a revision to that of its summary, in flat memory."""
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1, created=of.create_time)
-    opened = await backends_of(service).backend()
-    storage = opened.storage
+    storage = await backends_of(service).storage()
     async for page in read_log(storage, key, wanted):
         for each in page:
             yield _stored_event(each, storage.hooks)
@@ -106,8 +104,7 @@ async def preview_redaction(
     *,
     forks: bool,
 ) -> Redactable:
-    opened = await backends_of(service).backend()
-    storage = opened.storage
+    storage = await backends_of(service).storage()
     part = await redaction.find_part(storage, key, wanted)
     return await redaction.preview(storage, part, replacement, forks=forks)
 
@@ -140,15 +137,15 @@ async def count_erasable(
         erasable["app_states"] = {"_id": app_name}
         erasable["checkpoints"] = {"app_name": app_name}
     logs = queries.all_sessions(app_name, user_id)
-    opened = await backends_of(service).backend()
-    found = await opened.storage.read(
+    storage = await backends_of(service).storage()
+    found = await storage.read(
         Query("sessions", logs, then=(queries.COUNT_STAGE, {"$project": {"_id": 0}})),
         *(Query(it, erasable[it], then=({"$count": it},)) for it in erasable),
     )
     counts = NOTHING
     for each in chain(*found):
         counts = replace(counts, **each)
-    if counts == NOTHING and await recorded_version(opened.storage) is None:
+    if counts == NOTHING and await recorded_version(storage) is None:
         return None
     return counts
 
@@ -157,11 +154,9 @@ async def _count_erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
-    opened = await backends_of(service).backend()
-    wanted = {"_id": key.id, **deletion.deletable_filter(opened.storage)}
-    found = await opened.storage.find_one(
-        Query("sessions", wanted, fields=deletion.LENGTH)
-    )
+    storage = await backends_of(service).storage()
+    wanted = {"_id": key.id, **deletion.deletable_filter(storage)}
+    found = await storage.find_one(Query("sessions", wanted, fields=deletion.LENGTH))
     if found is None:
         return None
     if not deletion.is_session(found):
@@ -194,11 +189,11 @@ class SchemaContents:
 
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
-    opened = await backends_of(service).backend()
-    there = await server.collection_names(opened.storage)
-    missing = await missing_indexes(opened.storage)
-    version = await recorded_version(opened.storage)
-    prefix = opened.storage.prefix
+    storage = await backends_of(service).storage()
+    there = await server.collection_names(storage)
+    missing = await missing_indexes(storage)
+    version = await recorded_version(storage)
+    prefix = storage.prefix
     lacking = {f"{prefix}{each.collection}.{each.name}" for each in missing}
     absent = {f"{prefix}{each}" for each in {*NEEDED} - there}
     return SchemaContents(frozenset(absent), frozenset(lacking), version)

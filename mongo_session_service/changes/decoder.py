@@ -49,9 +49,12 @@ _WRITES: Final = ("insert", "update", "replace")
 _OF_SESSIONS: Final = ("insert", "replace", "delete")
 _OF_REDACTIONS: Final = "replace"
 """The operation of a redaction on an event, and of nothing else."""
-_SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
+_SLIM: Final = (
+    *("operationType", "ns", "documentKey", "clusterTime", "wallTime"),
+    *("lsid", "txnNumber"),
+)
+"""Fields of a change, without those that can exceed the size of a reply."""
 _OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
-_TRANSACTION: Final = ("lsid", "txnNumber")
 _MAY_BE_SHARED: Final = re.compile(f":|{bson_values.WRAPPER}").search
 
 
@@ -256,11 +259,6 @@ def partials_pipeline(collection: str) -> list[Document]:
     return [{"$match": {"ns.coll": collection, "operationType": "insert"}}]
 
 
-def without_content(pipeline: list[Document]) -> list[Document]:
-    """Drop the fields that can exceed the size of a reply from a pipeline's output."""
-    return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
-
-
 def follow(
     storage: Storage, pipeline: list[Document], start: Timestamp | Document
 ) -> Stream:
@@ -269,7 +267,7 @@ def follow(
     return storage.follow(
         pipeline,
         start,
-        slim=without_content(pipeline),
+        slim=[*pipeline, {"$project": dict.fromkeys(_SLIM, 1)}],
         needs_document=partial(needs_document, names),
     )
 

@@ -148,8 +148,7 @@ class Consumer:
 
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
-            opened = await self._backends.backend()
-            await start_at_present(opened.storage, self._settings)
+            await start_at_present(await self._backends.storage(), self._settings)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -316,9 +315,8 @@ class Consumer:
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
-        opened = await self._backends.backend()
-        found = dead_letters.load_dead_letters(opened.storage, self.name)
-        async for letter in found:
+        storage = await self._backends.storage()
+        async for letter in dead_letters.load_dead_letters(storage, self.name):
             yield letter
 
     async def replay_dead_letters(
@@ -340,9 +338,9 @@ class Consumer:
         """
         check_flag("transactional", transactional)
         check_handler(handler, transactional=transactional)
-        opened = await self._backends.backend()
+        storage = await self._backends.storage()
         return await dead_letters.replay_dead_letters(
-            opened.storage, self.name, handler, transactional=transactional
+            storage, self.name, handler, transactional=transactional
         )
 
     async def _acquire_name(self) -> bool:
@@ -698,8 +696,7 @@ async def _claim_name(
     backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
 ) -> Checkpoint:
     """Wait for the name, and find the position to resume at."""
-    opened = await backends.backend()
-    storage = opened.storage
+    storage = await backends.storage()
     storage.check_watchable()
     checkpoint = Checkpoint(storage, settings)
     stands_by = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -209,13 +209,8 @@ def _has_succeeded(task: asyncio.Task[bool]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result()
 
 
-async def end_tasks(tasks: Iterable[asyncio.Task[bool]]) -> None:
-    """Cancel what has not ended, and wait until it has."""
-    ended = list(tasks)
-    left = [each for each in ended if not each.done()]
-    for each in left:
+async def end_tasks(tasks: Sequence[asyncio.Task[bool]]) -> None:
+    """Cancel what has not ended, and wait until it has; the first error was raised."""
+    for each in tasks:
         each.cancel()
-    if left:
-        await asyncio.wait(left)
-    for each in ended:
-        each.cancelled() or each.exception()  # retrieved: the first was raised
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,10 +21,7 @@ is the state after these. A fork names in forked_from what it was made of, the n
 first: ``{"session_id": ..., "create_time": ..., "revision": ...}``. A version of an
 edited message has in branch its ``family``, and the ``root`` of that, its invocation
 ``before`` which it parts, and ``hidden`` if another is shown. What JSON cannot hold is
-an object of one field:
-``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``, ``{"%text": "<base64>"}`` for a
-string with a lone surrogate, and ``{"%object": [[key, value], ...]}`` for an object
-that has such a key or looks like one of these four.
+tagged, as in :mod:`mongo_session_service.codec.extended_json`.
 """
 
 from __future__ import annotations

@@ -173,8 +173,7 @@ async def move(
             A dry run reports such problems instead.
     """
     # Before setup: that would create indexes on another service's collections.
-    opened = await backends_of(service).backend()
-    storage = opened.storage
+    storage = await backends_of(service).storage()
     target = ImportTarget(storage, is_read_only=policies.is_dry_run)
     importer = _Importer(target, policies, on_problem)
     await target.refuse_other_layouts()

@@ -354,8 +354,7 @@ class StoreSource(BaseSource):
 
     @override
     async def _open(self, exits: AsyncExitStack) -> None:
-        opened = await backends_of(self._service).backend()
-        self.storage: Storage = opened.storage
+        self.storage: Storage = await backends_of(self._service).storage()
 
     @override
     async def count_events(self, selection: Selection) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import trustme
 from pymongo import MongoClient
 
-from mongo_session_service.admin.privileges import Privilege, role
+from mongo_session_service.admin.privileges import Privilege
 from mongo_session_service.embedded.mongod import (
     HOST,
     SET_NAME,
@@ -50,7 +50,11 @@ class Secured:
 
     def grant(self, privileges: Iterable[Privilege]) -> None:
         """Give the service's user these privileges, and take all others."""
-        granted = role(ROLE, privileges)["privileges"]
+        granted = [
+            {"resource": {"db": it.database, "collection": it.collection}}
+            | {"actions": [it.action]}
+            for it in privileges
+        ]
         self.admin.admin.command("updateRole", ROLE, privileges=granted, roles=[])
 
 

@@ -75,7 +75,10 @@ async def test_looking_creates_nothing(
     fresh: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """A database that was never used is well, and stays as it was: not there."""
-    assert bad(await examined(fresh)) == {}
+    findings = await examined(fresh)
+    assert bad(findings) == {}
+    assert findings["schema version"].says.startswith("none is recorded yet")
+    assert findings["indexes"].says.startswith("none exist yet")
     assert await fresh.ping() > 0
     assert await fresh.consumers() == []
 
@@ -102,10 +105,16 @@ async def test_abandoned_turns_are_counted(
 async def test_the_doctor_reports_newer_data(
     filled: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """Data that this release would refuse is examined all the same."""
+    """Data that this release would refuse is examined all the same, as its indexes."""
     admin[database].metadata.update_one({"_id": "schema"}, {"$set": {"version": 99}})
+    admin[database].events.drop_index("event_id_once_per_session")
 
-    assert bad(await examined(filled)) == {"schema version": Status.FAILED}
+    findings = await examined(filled)
+    wanted = {"schema version": Status.FAILED, "indexes": Status.WARNING}
+    assert bad(findings) == wanted
+    assert "Upgrade mongo-session-service" in findings["schema version"].says
+    assert "event_id_once_per_session" in findings["indexes"].says
+    assert findings["indexes"].remedy
 
 
 @SECURED

@@ -9,19 +9,15 @@ import pytest
 from mongo_session_service.admin import Finding, Status
 from mongo_session_service.admin.doctor import (
     judge_clock,
-    judge_indexes,
     judge_members,
     judge_oplog,
     judge_privileges,
     judge_server,
     judge_shards,
     judge_transaction,
-    judge_version,
 )
 from mongo_session_service.admin.privileges import FEATURES, needs
-from mongo_session_service.errors import ConfigurationError, SchemaVersionError
-from mongo_session_service.schema.indexes import INDEXES
-from mongo_session_service.schema.setup import SCHEMA_VERSION
+from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.schema.sharding import SHARD_KEY
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
@@ -91,11 +87,6 @@ def test_a_server_that_gets_fixes_is_well(version: str) -> None:
         (judge_clock(-4.0, 0.001), WARNING, "4.000 s behind"),
         (judge_clock(-4.0, 5.0), OK, "to within 9.000 s"),
         (judge_clock(4.0, 0.001), WARNING, "4.000 s ahead"),
-        (judge_version(None), OK, "none"),
-        (judge_version(SCHEMA_VERSION), OK, str(SCHEMA_VERSION)),
-        (judge_indexes([], is_set_up=True), OK, "all"),
-        (judge_indexes(INDEXES, is_set_up=False), OK, "none exist yet"),
-        (judge_indexes(INDEXES, is_set_up=True), WARNING, "event_id_once_per_session"),
         (judge_oplog(3 * DAY, 1.0), OK, "3 days"),
         (judge_oplog(90.0, 0.02), OK, "2% of it"),
         (judge_oplog(None, 0), FAILED, "no oplog"),
@@ -122,9 +113,3 @@ def test_a_server_that_is_too_old_is_a_failure() -> None:
     """A server that the service would refuse is refused here as well."""
     with pytest.raises(ConfigurationError, match="MongoDB 5.0"):
         judge_server({"maxWireVersion": 9}, {"version": "4.4.0"})
-
-
-def test_data_of_a_newer_release_is_refused_as_the_service_does() -> None:
-    """The remedy is the service's own: upgrade."""
-    with pytest.raises(SchemaVersionError, match="Upgrade mongo-session-service"):
-        judge_version(SCHEMA_VERSION + 1)

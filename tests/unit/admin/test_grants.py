@@ -15,7 +15,7 @@ from mongo_session_service.admin.privileges import (
     FEATURES,
     Privilege,
     needs,
-    role,
+    role_for,
     script,
 )
 from mongo_session_service.cli.server_commands import grants
@@ -79,7 +79,7 @@ def test_every_feature_is_explained() -> None:
 @pytest.mark.parametrize("there", [[], ["my_role"]])
 def test_the_script_creates_a_role_or_brings_it_up_to_date(there: list[str]) -> None:
     """It is JavaScript that leaves the role with the same privileges, either way."""
-    created = role("my_role", needs(FEATURES, "db"))
+    created = role_for("db", name="my_role")
     program = RECORDER % (json.dumps(there), script(created))
 
     output = subprocess.run(
