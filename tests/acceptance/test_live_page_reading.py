@@ -38,7 +38,7 @@ async def test_hostile_content_is_only_text(
     await service.append_event(session, event)
 
     await page.goto(url)
-    shown = "<img src=x oner…/script>"
+    shown = "<img src…/script>"
     await expect(page.locator("#sessions .name")).to_have_text(shown)
     await page.locator("#sessions a").click()
     await expect(page.locator(".event .text").last).to_have_text(hostile)
