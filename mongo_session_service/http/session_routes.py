@@ -816,7 +816,10 @@ class SessionResources:
         app_name = check_id("app_name", app_name)
         if query.session_id is not None:
             session_id = check_id("session_id", query.session_id.strip())
-            return await self.find_by_id(app_name, user_id, session_id), None
+            found = await self.find_by_id(
+                app_name, user_id, session_id, families=query.families
+            )
+            return found, None
         rows: list[dict[str, Any]] = []
         token = query.page_token
         for _ in range(_MOST_LOOKS):
@@ -843,11 +846,18 @@ class SessionResources:
         return rows, token
 
     async def find_by_id(
-        self, app_name: str, user_id: str | None, session_id: str
+        self,
+        app_name: str,
+        user_id: str | None,
+        session_id: str,
+        *,
+        families: bool = False,
     ) -> list[dict[str, Any]]:
         """Find the sessions of an app, or of a user of it, that have an id."""
         backend = await backends_of(self.service).backend()
-        found = await search.find_by_id(backend.storage, app_name, user_id, session_id)
+        found = await search.find_by_id(
+            backend.storage, app_name, user_id, session_id, families=families
+        )
         return [summary_fields(each) for each in found]
 
     def reader(self, key: SessionKey | Scope) -> Reader:

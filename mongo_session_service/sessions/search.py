@@ -364,9 +364,16 @@ async def _find_apps(storage: Storage, query: Query) -> list[Document]:
 
 
 async def find_by_id(
-    storage: Storage, app_name: str, user_id: str | None, session_id: str
+    storage: Storage,
+    app_name: str,
+    user_id: str | None,
+    session_id: str,
+    *,
+    families: bool = False,
 ) -> list[SessionSummary]:
     """Find an app's sessions with an id, 50 at most; of any user if none is given.
+
+    With ``families``, those that their family does not show are left out.
 
     Without a user the server looks at each of the app's keys in an index, and at no
     other document: about a second for a million sessions.
@@ -374,6 +381,8 @@ async def find_by_id(
     wanted: Document = {"_id.app_name": app_name, "_id.session_id": session_id}
     if user_id is not None:
         wanted["_id.user_id"] = user_id
+    if families:
+        wanted |= branches.SHOWN
     wanted |= queries.visible_filter(storage.clock.now())
     unread = (documents.INITIAL, "state")
     query = Query("sessions", wanted, limit=_SAME_ID, without=unread)

@@ -35,7 +35,7 @@ class ListPage {
   async load(parameters, isSearch = false) {
     const { user_id = userId, ...rest } = parameters;
     const order = userId && !isSearch ? { order_by: "update_time" } : {}; // no index has it for an app
-    const answer = await this.ask(pathOf({ app_name: this.app, user_id }, "sessions"), { ...order, ...rest });
+    const answer = await this.ask(pathOf({ app_name: this.app, user_id }, "sessions"), { families: "true", ...order, ...rest });
     if (!isSearch) this.isByActivity = order.order_by === "update_time";
     for (const session of answer.sessions) session.turn = this.turns.get(nameOf(session));
     return answer;
@@ -120,8 +120,8 @@ class ListPage {
         const { sessions } = await this.load({ session_id }, true);
         for (const session of sessions.filter((each) => nameOf(each) === next)) {
           for (const rows of this.groups) rows.get(next)?.draw(session);
-          const row = this.rows.get(next);
-          if (row) row.draw(session); // renamed: that is no activity
+          const row = this.rows.ofFamily(session);
+          if (row) row.draw(session); // renamed, or another version is shown: that is no activity
           else this.rows.lift(session);
         }
         this.renderHeading();
@@ -253,7 +253,7 @@ class ListPage {
     const list = make("ul", "sessions");
     const more = make("button", "", "Show more");
     const heading = make("h2", "", `By ${KINDS[kind]}`);
-    const rows = new Rows(list, more, (page) => this.load({ [kind]: words, ...page }, true));
+    const rows = new Rows(list, more, (page) => this.load({ families: String(kind !== "session_id"), [kind]: words, ...page }, true));
     const group = { kind, rows, element: make("div", "group", heading, list, more) };
     list.setAttribute("aria-label", `Sessions by ${KINDS[kind]}`);
     try {

@@ -36,6 +36,9 @@ export class Moment {
     this.draw();
   }
 
+  /** Whether the page shows a revision that somebody has chosen. */
+  get isPast() { return this.at !== null || this.wanted !== null; }
+
   /** The tree that is shown. */
   get state() { return this.at === null ? this.now : this.then; }
 

@@ -8,6 +8,8 @@ export const nameOf = ({ app_name, user_id, session_id }) => JSON.stringify([app
 
 const keyOf = ({ app_name, user_id, session_id }) => ({ app_name, user_id, session_id });
 
+const familyOf = (session) => nameOf({ ...session, session_id: session.root_id ?? session.session_id });
+
 const LONGEST = 22; // characters: what a phone has room for
 
 /** An id without its middle: both ends distinguish it from others. */
@@ -45,8 +47,8 @@ export class Row {
 
 const TURNS = { running: "running", stopping: "stopping", abandoned: "turn abandoned" };
 
-/** What needs a look: a session waits for a person, or a turn of it has not ended. */
-function badges({ waiting, waiting_more, turn }) {
+/** What needs a look: a session waits for a person, or a turn of it has not ended; and how many versions it has. */
+function badges({ waiting, waiting_more, turn, branches }) {
   const made = [];
   const badge = (className, words, title) => {
     const element = make("span", `tag ${className}`, words);
@@ -56,6 +58,7 @@ function badges({ waiting, waiting_more, turn }) {
   const count = waiting.length + waiting_more;
   if (count) badge("waits", `waits for a person${count > 1 ? ` (${counted.format(count)})` : ""}`, `To answer ${waiting.map(({ name }) => name).join(", ")}`);
   if (Object.hasOwn(TURNS, turn ?? "")) badge(turn, TURNS[turn], "A turn of this session has not ended");
+  if (branches > 1) badge("", plural(branches, "version"), "Of this conversation, whose messages were edited or asked again");
   return made;
 }
 
@@ -140,6 +143,17 @@ export class Rows {
 
   get(name) {
     return this.rows.get(name);
+  }
+
+  /** The row of a session, or that of its family, which is the session's from now on. */
+  ofFamily(session) {
+    const name = nameOf(session);
+    const [former, row] = [...this.rows].find(([, each]) => familyOf(each.session) === familyOf(session)) ?? [];
+    if (!row || this.rows.has(name)) return this.rows.get(name);
+    this.rows.delete(former);
+    this.rows.set(name, row);
+    row.link.href = pageOf(keyOf(session));
+    return row;
   }
 
   /** A session that something happened to comes first. */

@@ -11,6 +11,7 @@ import { METADATA, StateTree } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { inCalendar, timeOf } from "./times.js";
 import { parse, pretty, wordsOf } from "./values.js";
+import { Versions } from "./versions.js";
 
 /** Take in what has arrived as far as there is time, which may go by with parsing one. */
 function takeSome(arrived, act) {
@@ -33,6 +34,7 @@ class SessionPage {
     this.timeline = new Timeline();
     this.moment = new Moment(this.timeline, this.state, (revision) => this.place(revision));
     this.running = new RunningTurn(this.timeline);
+    this.versions = new Versions(this.timeline, () => this.moment.isPast);
     this.timeline.onSelect = (revision) => this.moment.go(revision);
     this.timeline.onShow = (revision, name) => this.moment.show(Number(revision), name);
     this.queue = [];
@@ -101,6 +103,7 @@ class SessionPage {
     $("fork").hidden = !permitted.includes("fork");
     $("home").hidden = !permitted.includes("list");
     this.running.permit(permitted.includes("stop"));
+    this.versions.opened(permitted.includes("update"));
   }
 
   ends(kind) {
@@ -150,6 +153,7 @@ class SessionPage {
       this.timeline.joinEarlier();
     }
     this.summarise();
+    this.versions.arrive();
     this.draw();
   };
 
@@ -198,6 +202,7 @@ class SessionPage {
       const value = change.title ? { ...others, displayName: change.title } : others;
       if (change.title || displayName) this.state.set([[METADATA, value]], null);
       this.rename(change.title);
+      if (change.root_id) this.versions.read();
     } else if (kind === "partial") {
       this.running.addPartial(change);
     } else if (kind === "turn") {

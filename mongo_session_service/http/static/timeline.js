@@ -328,6 +328,11 @@ export class Timeline {
     this.answers.delete(id);
   }
 
+  /** Draw the events of some revisions anew. */
+  redrawAt(revisions) {
+    for (const item of this.events) if (revisions.has(item.revision)) this.redraw(item);
+  }
+
   redraw(item) {
     if (!item.card) return;
     item.card = null;
@@ -453,7 +458,7 @@ export class Timeline {
     const tools = make("span", "tools",
       button("{ }", "Show this event's JSON", () => this.toggleRaw(item)),
       button("copy", "Copy this event's JSON (c)", () => copy(pretty(parse(raw)), `Event ${revision}`)));
-    return make("div", "head", author, ...this.tags(event), tools, time);
+    return make("div", "head", author, this.versionsAt(revision), ...this.tags(event), tools, time);
   }
 
   tags(event) {

@@ -145,6 +145,8 @@ async def test_a_message_is_edited(
         (it["session_id"], it["root_id"], it["branches"]) for it in rows["sessions"]
     ]
     assert [it["session_id"] for it in rows["sessions"]] == [two]
+    hidden = f"{SESSION.removesuffix('/s')}?families=true&session_id=s"
+    assert (await send(url, "GET", hidden)).json()["sessions"] == []
     back = {"Last-Event-ID": "1"}
     async with Client(f"{url}{path}/changes", back) as client:
         resumed = [await client.next() for _ in range(2)]
