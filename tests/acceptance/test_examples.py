@@ -22,11 +22,12 @@ import pytest
 from google.adk.cli.fast_api import get_fast_api_app
 from playwright.async_api import Locator, Page, expect
 from support.adk_tools import forget_services, with_database
-from support.http_server import Client, serving
+from support.http_server import serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 MOST_LINES = 120
+LONGER = {"fastapi_chat.html": 250}  # a whole chat
 PATIENCE = 60.0
 
 # Lines that each program prints that ends by itself, in its first run and its second.
@@ -84,7 +85,8 @@ PRINTED = {
     "export_jsonl.py": (EXPORTED, EXPORTED),
 }
 ENDLESS = {
-    *("watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py"),
+    *("watch.py", "consumer_worker.py", "sidebar.py"),
+    "fastapi_chat.py",  # in test_chat_example.py
     "live_turns.py",  # in test_live_turns_example.py
     "ai_sdk.py",  # in test_front_ends.py
 }
@@ -181,77 +183,6 @@ async def test_the_worker_resumes_after_the_last_change_it_handled(
             os.kill(os.getpid(), signal.SIGTERM)
             await task
         assert lines.empty()
-
-
-@pytest.mark.usefixtures("uri")
-async def test_the_chat_lists_answers_and_pushes() -> None:
-    """Another window receives a turn; after a restart the conversation continues."""
-    for run in (1, 2):
-        chat = load("fastapi_chat")
-        async with (
-            chat.lifespan(chat.app),
-            serving(chat.app) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False) as http,
-        ):
-            page = await http.get("/")
-            if run == 1:
-                new = await http.post("/sessions", json={"title": "Trip"})
-                opened = new.json()["id"]
-            mine = "/apps/chat/users/ada/sessions"
-            (listed,) = (await http.get(mine)).json()["sessions"]
-            async with Client(f"{url}{mine}/{opened}/changes") as window:
-                assert (await window.next()).kind == "snapshot"
-                sent = await http.post(
-                    f"/sessions/{opened}/messages", json={"text": "Hello"}
-                )
-                pushed = await window.take(2)
-            eve = {"Cookie": "user=eve"}
-            other = await http.get(f"{mine}/{opened}/changes", headers=eve)
-            unknown = await http.post("/sessions/none/messages", json={"text": "Hi"})
-
-        assert "/changes?" in page.text
-        assert (listed["session_id"], listed["title"]) == (opened, "Trip")
-        said = f"This is message {run} of this session."
-        assert sent.json() == {"answer": said}
-        assert [each.data["event"]["author"] for each in pushed] == [
-            "user",
-            "chat_agent",
-        ]
-        assert (other.status_code, unknown.status_code) == (403, 404)
-
-
-def messages(window: Page) -> Locator:
-    """The lines of the conversation that a window shows."""
-    return window.locator("#messages p")
-
-
-@pytest.mark.usefixtures("uri")
-async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
-    """What one sends is shown in both, and after a reload; a failure loses no text."""
-    chat = load("fastapi_chat")
-    async with chat.lifespan(chat.app), serving(chat.app) as url:
-        await page.goto(url)
-        await page.get_by_role("button", name="New session").click()
-        await expect(page.get_by_role("link")).to_have_class("open")
-        other = await page.context.new_page()
-        await other.goto(page.url)
-        await page.get_by_label("Message").fill("<b>Hello</b>")
-        await page.get_by_role("button", name="Send").click()
-
-        told = ["user: <b>Hello</b>", "chat_agent: This is message 1 of this session."]
-        for window in (page, other):
-            await expect(messages(window)).to_have_text(told)
-        await other.reload()
-        await expect(messages(other)).to_have_text(told)
-
-        opened = page.url.partition("#")[2]
-        await chat.service.delete_session(
-            app_name="chat", user_id="ada", session_id=opened
-        )
-        await page.get_by_label("Message").fill("Too late")
-        await page.get_by_role("button", name="Send").click()
-        await expect(page.get_by_role("alert")).to_contain_text("404")
-        await expect(page.get_by_label("Message")).to_have_value("Too late")
 
 
 @pytest.mark.usefixtures("uri")
@@ -401,7 +332,8 @@ def test_each_example_is_small_tested_and_described() -> None:
     assert len(PROGRAMS) > 10
     for path in EXAMPLES.rglob("*.*"):
         if path.suffix in {".py", ".html", ".jsx", ".yaml"}:
-            assert len(path.read_text().splitlines()) < MOST_LINES, path
+            most = LONGER.get(path.name, MOST_LINES)
+            assert len(path.read_text().splitlines()) < most, path
     assert set(re.findall(r"\]\((\w+\.py)\)", described)) == tested
 
 
