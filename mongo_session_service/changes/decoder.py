@@ -478,17 +478,10 @@ def _written_values(change: Document) -> Document:
         state = (change["fullDocument"] or {}).get("state")
         return bson_values.decode_fields(state) if isinstance(state, dict) else {}
     description = change["updateDescription"]
-    whole = description["updatedFields"].get("state")
-    if isinstance(whole, dict):  # so many keys were set at once
-        return bson_values.decode_fields(whole)
-    paths = {
-        path.removeprefix("state."): value
-        for path, value in description["updatedFields"].items()
-        if path.startswith("state.")
-    }
-    removed = {
-        bson_values.unescape_key(path.removeprefix("state.")): None
-        for path in description["removedFields"]
-        if path.startswith("state.")
-    }
-    return {**bson_values.decode_fields(paths), **removed}
+    removed = dict.fromkeys(description["removedFields"])
+    written = {**description["updatedFields"], **removed}
+    if isinstance(written.get("state"), dict):  # so many keys were set at once
+        return bson_values.decode_fields(written["state"])
+    paths = [path for path in written if path.startswith("state.")]
+    fields = {path.removeprefix("state."): written[path] for path in paths}
+    return bson_values.decode_fields(fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -272,6 +271,8 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     Example:
       mongo-session-service mongod --data-dir .mongodb
     """
+    import asyncio
+
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
     from mongo_session_service.embedded.mongod import STANDARD_PORT, standard_port
 
@@ -296,17 +297,7 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
                     f"Port {STANDARD_PORT} is taken, so it uses another."
                 )
             terminal.print_remark(f"In another terminal: export MONGODB_URI='{uri}'")
-            options.run_until_done(_wait_for_interrupt())
+            asyncio.run(asyncio.Event().wait())
     except EmbeddedServerError as error:
         raise click.ClickException(str(error)) from None
     terminal.print_remark("MongoDB has ended.")
-
-
-async def _wait_for_interrupt() -> None:
-    """Wait for Ctrl-C; signal.pause() would miss one that comes just before."""
-    import asyncio
-
-    interrupted = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, interrupted.set)
-    await interrupted.wait()

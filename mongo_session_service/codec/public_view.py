@@ -188,11 +188,9 @@ def _is_credential(value: dict[str, Any]) -> bool:
 
 
 def _without_secrets(value: Any) -> Any:
-    if type(value) is str:
-        return _text_without_credentials(value)
     if type(value) is list:
         return list(map(_without_secrets, value))
     if type(value) is not dict:
-        return value
+        return _without_credentials(value)
     kept = {key: each for key, each in value.items() if key not in _SECRETS}
     return dict(zip(kept, map(_without_secrets, kept.values()), strict=True))

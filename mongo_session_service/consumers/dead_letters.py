@@ -32,7 +32,7 @@ from mongo_session_service.consumers.handler import (
 from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Delete, Query, Update
+from mongo_session_service.storage.statements import Delete, Query, RefusedError, Update
 from mongo_session_service.storage.transactions import Transaction
 
 logger = logging.getLogger(__name__)
@@ -117,10 +117,6 @@ async def load_dead_letters(
             )
 
 
-class AlreadyHandledError(Exception):
-    """Another caller has handled and removed the dead letter meanwhile."""
-
-
 async def replay_dead_letters(
     storage: Storage, consumer: str, handler: Handler, *, transactional: bool
 ) -> int:
@@ -147,8 +143,8 @@ async def replay_dead_letters(
                 await call()
                 await storage.commit(removal)
             handled += 1
-        except AlreadyHandledError:
-            pass  # nothing is handled twice
+        except RefusedError:
+            pass  # another caller has removed it meanwhile: nothing is handled twice
         except HandlerFailedError as failed:
             again = replace(
                 letter,
@@ -161,8 +157,7 @@ async def replay_dead_letters(
 
 
 async def _remove_once(removal: Delete, tx: Transaction, _: None) -> None:
-    if await tx.write(removal) != [1]:
-        raise AlreadyHandledError
+    await tx.write(removal._replace(expected=1))
 
 
 def _letter_id(consumer: str, record: ChangeRecord) -> Document:

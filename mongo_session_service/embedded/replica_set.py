@@ -90,7 +90,12 @@ class EmbeddedReplicaSet:
             raise EmbeddedServerError("this replica set is already started")
         self._owner = os.getpid()
         try:
-            self._prepare()
+            # First: it takes a while, and no guard would remove the directory yet.
+            self._program = find_mongod()
+            if self._data_dir is None:
+                self._data_dir = Path(tempfile.mkdtemp(prefix="mongo-session-service-"))
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+            self._ports = ports_of(self._data_dir, len(self._members), self._port)
             for index in self._members:
                 self._mongods.append(self._launch(index))
             for mongod in self._mongods:
@@ -155,15 +160,6 @@ class EmbeddedReplicaSet:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(asyncio.to_thread(self.stop))
-
-    def _prepare(self) -> None:
-        """Find or choose the program, the directory and the ports."""
-        # First: it takes a while, and no guard would remove the directory yet.
-        self._program = find_mongod()
-        if self._data_dir is None:
-            self._data_dir = Path(tempfile.mkdtemp(prefix="mongo-session-service-"))
-        self._data_dir.mkdir(parents=True, exist_ok=True)
-        self._ports = ports_of(self._data_dir, len(self._members), self._port)
 
     def _launch(self, index: int) -> Mongod:
         directory = self.data_dir / f"member-{index}"

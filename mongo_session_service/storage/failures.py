@@ -61,11 +61,6 @@ _UNKNOWN_OUTCOME: Final = (
     " been done or not. Repeat the call: the same event is not stored twice."
 )
 
-_IN_PARTS: Final = (
-    "MongoDB stopped answering during a removal, which may be done in part or in full."
-    " Repeat the call: it removes the rest."
-)
-
 _STORED: Final = "It is stored, but could not be read back. "
 
 _NO_SRV: Final = (
@@ -81,16 +76,6 @@ _REFUSED_SETTINGS: Final = (
 _BAD_CREDENTIALS: Final = (
     "MongoDB refused the user name or password. The user must be defined in the URI's"
     " database, or in the one that authSource= names, for example authSource=admin."
-)
-
-_NO_LOGIN: Final = (
-    "MongoDB requires a user and password, but got none. Put them into the URI, as in"
-    " mongodb://user:password@host/?authSource=admin."
-)
-
-_LOGIN_LOST: Final = (
-    "The MongoDB user was dropped while connected. If it was created again, repeat the"
-    " call: new connections log in again."
 )
 
 _REFUSED_COMMAND: Final = re.compile(
@@ -225,7 +210,9 @@ async def repeat(
             with ReraisedCancellation():
                 return await work()
         except PyMongoError as error:
-            failure = await renew_after_logout(client, error)
+            failure = error
+            if await renew_connections(client, error) and is_logged_out(error):
+                failure = LoginLostError(str(error))
             pause = None
             if _may_repeat(failure, effect, patient=patient):
                 pause = next(waiting, None)
@@ -358,13 +345,6 @@ def _is_bad_login(error: Exception) -> bool:
     return getattr(error, "code", None) in _LOGIN_REFUSED
 
 
-async def renew_after_logout(client: Any, error: PyMongoError) -> PyMongoError:
-    """Renew outdated connections; ``LoginLostError`` if a user was dropped on one."""
-    if await renew_connections(client, error) and is_logged_out(error):
-        return LoginLostError(str(error))
-    return error
-
-
 async def renew_connections(client: Any, error: PyMongoError) -> bool:
     """Replace a client's idle connections if an error came from an outdated one.
 
@@ -401,7 +381,10 @@ def reporting_partial_removal() -> Iterator[None]:
     try:
         yield
     except errors.StorageUnavailableError:
-        raise errors.UnknownOutcomeError(_IN_PARTS) from None
+        raise errors.UnknownOutcomeError(
+            "MongoDB stopped answering during a removal, which may be done in part or"
+            " in full. Repeat the call: it removes the rest."
+        ) from None
 
 
 def translate_error(
@@ -421,7 +404,10 @@ def translate_error(
     if isinstance(error, OperationFailure):
         return _refusal_error(error)
     if isinstance(error, LoginLostError):
-        return errors.StorageUnavailableError(_LOGIN_LOST)
+        return errors.StorageUnavailableError(
+            "The MongoDB user was dropped while connected. If it was created again,"
+            " repeat the call: new connections log in again."
+        )
     if is_starting(error):
         return errors.StorageUnavailableError(
             "MongoDB is unavailable: a member is starting."
@@ -445,7 +431,10 @@ def _unavailable_error(
         reason = "no server can be used."
     elif refusal := certificate_refusal(client):
         return errors.ConfigurationError(refusal)
-    elif _has_refused_login(client):
+    elif any(
+        "Authentication failed" in str(each.error)
+        for each in topology_of(client).server_descriptions().values()
+    ):
         # Once the pool has met it, the driver reports this as a timeout.
         return StorageError(_BAD_CREDENTIALS)
     else:
@@ -456,11 +445,6 @@ def _unavailable_error(
     return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}")
 
 
-def _has_refused_login(client: Any) -> bool:
-    servers = topology_of(client).server_descriptions().values()
-    return any("Authentication failed" in str(each.error) for each in servers)
-
-
 def _refusal_error(error: OperationFailure) -> StorageError:
     details = error.details or {}
     name = f"{details.get('codeName', 'error')} (code {error.code})"
@@ -469,7 +453,10 @@ def _refusal_error(error: OperationFailure) -> StorageError:
     if _is_bad_login(error):
         return StorageError(_BAD_CREDENTIALS)
     if is_logged_out(error):
-        return StorageError(_NO_LOGIN)
+        return StorageError(
+            "MongoDB requires a user and password, but got none. Put them into the URI,"
+            " as in mongodb://user:password@host/?authSource=admin."
+        )
     if error.code == _UNAUTHORIZED:
         return NotAuthorizedError(
             f"MongoDB refused {_refused_command(details)}: the user lacks a privilege."

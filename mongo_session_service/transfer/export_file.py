@@ -525,8 +525,13 @@ def _opened_output(path: str) -> Iterator[BinaryIO]:
             written: AbstractContextManager[BinaryIO] = place.open("wb")
         else:  # the file that a link points to, not the link
             written = _replacement_file(Path(os.path.realpath(place)))
-        with written as plain, _compressed_output(plain, path) as file:
-            yield file
+        with written as plain:
+            if not path.endswith(".gz"):
+                yield plain
+                return
+            # Without a name and time, equal content gives equal bytes.
+            with gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as packed:
+                yield cast("BinaryIO", packed)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -550,14 +555,3 @@ def _replacement_file(place: Path) -> Iterator[BinaryIO]:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def _compressed_output(plain: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """Compress the file if its name ends with .gz."""
-    if not path.endswith(".gz"):
-        yield plain
-        return
-    # Without a name and time, equal content gives equal bytes.
-    with gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as packed:
-        yield cast("BinaryIO", packed)

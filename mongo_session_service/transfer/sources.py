@@ -19,6 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -253,24 +254,17 @@ async def run_in_thread(work: Callable[[], Result]) -> Result:
     It may block for ever on a silent pipe, and an interrupted program would wait for
     the threads of :func:`asyncio.to_thread`.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def set_if_pending(put: Callable[[], None]) -> None:
-        if not future.done():
-            put()
+    future = Future[Result]()
+    future.set_running_or_notify_cancel()
 
     def run_and_set() -> None:
-        put: Callable[[], None]
         try:
-            put = partial(future.set_result, work())
+            future.set_result(work())
         except Exception as error:  # noqa: BLE001  raised by the await below
-            put = partial(future.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed: it was cancelled
-            loop.call_soon_threadsafe(set_if_pending, put)
+            future.set_exception(error)
 
     threading.Thread(target=run_and_set, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 async def iterate_in_threads(elements: Iterable[Element]) -> AsyncGenerator[Element]:
