@@ -166,7 +166,7 @@ class AllSessions(SessionResources):
     ) -> Response:
         """Lists the apps, with the latest session of each."""
         found = []
-        query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
+        query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval, families=True)
         async with self.answer_in_time():
             backend = await backends_of(self.service).backend()
             names = await search.list_apps(backend.storage)
