@@ -9,7 +9,7 @@ import pytest
 from pymongo import MongoClient
 from support.consumers import PATIENCE, append, begun, create, told
 
-from mongo_session_service import Change, InvalidInputError, MongoSessionService
+from mongo_session_service import Change, MongoSessionService
 
 
 async def caught_up(service: MongoSessionService, **options: Any) -> list[Change]:
@@ -101,10 +101,3 @@ async def test_a_run_waits_for_the_name(service: MongoSessionService) -> None:
     await other.close()
 
     assert told(await running) == [("s", 1)]
-
-
-async def test_until_caught_up_is_a_flag(service: MongoSessionService) -> None:
-    """Anything else is refused before the name is acquired."""
-    with pytest.raises(InvalidInputError, match="until_caught_up must be"):
-        await service.consumer("c").run(print, until_caught_up=1)  # type: ignore[arg-type]
-    assert await service.consumers() == []

@@ -24,42 +24,34 @@ async def committed(admin: MongoClient, database: str) -> Any:
     return replayed and replayed["revision"]
 
 
-async def test_changes_of_one_page_are_committed_together(
-    service: MongoSessionService, admin: MongoClient, database: str
+LONG = pytest.mark.limits(consumer_batch_seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [[None] * 20, pytest.param([None, 1, 2], marks=LONG)],
+    ids=["one page", "long work"],
+)
+async def test_changes_are_committed_together_unless_they_take_long(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    before: list[int | None],
 ) -> None:
-    """Nothing is committed between two changes of one page, and all of it after it."""
-    await append(service, await create(service), 20)
+    """Nothing is committed amid a page, but after each change that takes its time."""
+    await append(service, await create(service), len(before))
     consumer, seen = service.consumer("c"), []
 
     async def handler(change: Change) -> None:
-        seen.append((change.revision, await committed(admin, database)))
-        if change.revision == 20:
+        seen.append(await committed(admin, database))
+        if change.revision == len(before):
             await consumer.close()
 
     async with asyncio.timeout(PATIENCE):
         await consumer.run(handler)
 
-    assert seen == [(revision, None) for revision in range(1, 21)]
-    assert await committed(admin, database) == 20
-
-
-@pytest.mark.limits(consumer_batch_seconds=0.0)
-async def test_long_work_is_committed_on_the_way(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> None:
-    """Once a batch has taken its time, each further change is committed after it."""
-    await append(service, await create(service), 3)
-    consumer, seen = service.consumer("c"), []
-
-    async def handler(change: Change) -> None:
-        seen.append((change.revision, await committed(admin, database)))
-        if change.revision == 3:
-            await consumer.close()
-
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler)
-
-    assert seen == [(1, None), (2, 1), (3, 2)]
+    assert seen == before
+    assert await committed(admin, database) == len(before)
 
 
 async def test_an_idle_run_has_committed(

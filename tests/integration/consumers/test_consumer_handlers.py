@@ -50,42 +50,6 @@ async def run(consumer: Consumer, handler: Any, **options: Any) -> None:
         await consumer.run(handler, **options)
 
 
-async def test_every_change_is_handled_and_committed(
-    service: MongoSessionService,
-) -> None:
-    """A run handles each change once, and the next goes on after the last of them."""
-    session = await create(service)
-    await append(service, session, 3)
-    consumer = service.consumer("c")
-    first = Handler(consumer, last=3)
-    await run(consumer, first.handle)
-    await append(service, session, 2)
-    second = Handler(consumer, last=5)
-    await run(consumer, second.handle)
-
-    assert first.calls == [1, 2, 3]
-    assert second.calls == [4, 5]
-
-
-async def test_a_handler_need_not_be_a_coroutine(
-    service: MongoSessionService,
-) -> None:
-    """A plain function is called as well."""
-    await append(service, await create(service), 2)
-    consumer = service.consumer("c")
-    calls: list[int | None] = []
-
-    def handler(change: Change) -> None:
-        calls.append(change.revision)
-        if len(calls) == 2:
-            running.cancel()
-
-    running = asyncio.create_task(consumer.run(handler))
-    await asyncio.wait([running], timeout=PATIENCE)
-
-    assert calls == [1, 2]
-
-
 async def test_a_change_that_fails_every_attempt_becomes_a_dead_letter(
     service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -157,29 +157,6 @@ async def test_an_abandoned_lease_expires(
         assert told(await take(second, 1)) == [("s", 2)]
 
 
-async def test_closing_the_service_lets_go(mongodb_uri: str, database: str) -> None:
-    """A service's consumers release their names when it is closed."""
-    async with MongoSessionService(mongodb_uri, database=database) as service:
-        await append(service, await create(service), 2)
-        consumer = service.consumer("c")
-        await take(consumer, 1, commit=True)
-    async with MongoSessionService(mongodb_uri, database=database) as service:
-        assert not (await service.consumers())[0].is_active
-        async with service.consumer("c") as second:
-            assert told(await take(second, 1)) == [("s", 2)]
-
-
-async def test_the_epoch_rises_with_every_reader(
-    service: MongoSessionService,
-) -> None:
-    """Each reader of a name has a higher epoch than the one before."""
-    await append(service, await create(service))
-    for epoch in (1, 2, 3):
-        async with service.consumer("c") as consumer:
-            await take(consumer, 1)
-            assert (await service.consumers())[0].epoch == epoch
-
-
 async def test_a_late_commit_does_not_move_the_position_back(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import pytest
 from pymongo import MongoClient, UpdateOne
-from pymongo.errors import DuplicateKeyError
 from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
 from support.failpoints import failing, is_at
 from support.subscriptions import SESSION, change_streams, until
@@ -45,7 +43,7 @@ async def test_closing_the_service_lets_a_handler_finish(
 async def test_a_consumer_that_waits_for_its_name_can_be_closed(
     service: MongoSessionService,
 ) -> None:
-    """It ends when it, or the service, is closed."""
+    """It ends when it, or the service, is closed, and so does the one that has it."""
     await create(service)
     holder, first, second = (service.consumer("c") for _ in range(3))
     holding = asyncio.create_task(anext(holder))
@@ -61,32 +59,7 @@ async def test_a_consumer_that_waits_for_its_name_can_be_closed(
         await waiting[1]
         with pytest.raises(StopAsyncIteration):
             await holding
-
-
-async def test_a_handler_that_goes_on_in_an_aborted_transaction_is_given_up(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> None:
-    """Whoever passes over an error of the server's gets a dead letter, not a loop."""
-    admin[database].bills.insert_one({"_id": 1})
-    await append(service, await create(service))
-    consumer = service.consumer("c", app_name=APP)
-
-    async def handler(change: Change, txn: Any) -> None:
-        if change.revision == 2:
-            await consumer.close()
-            return
-        with contextlib.suppress(DuplicateKeyError):
-            await txn.client[database].bills.insert_one({"_id": 1}, session=txn)
-
-    running = asyncio.create_task(
-        consumer.run(handler, max_attempts=1, transactional=True)
-    )
-    await until(lambda: admin[database].dead_letters.count_documents({}))
-    session = await service.get_session(app_name=APP, user_id=USER, session_id="s")
-    assert session is not None
-    await append(service, session)
-    async with asyncio.timeout(PATIENCE):
-        await running
+    assert not (await service.consumers())[0].is_active
 
 
 async def bury(service: MongoSessionService, error: Exception, last: int) -> None:

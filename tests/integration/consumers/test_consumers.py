@@ -53,17 +53,18 @@ async def test_a_new_name_may_begin_now(service: MongoSessionService) -> None:
 async def test_committed_changes_are_not_delivered_again(
     service: MongoSessionService,
 ) -> None:
-    """Another reader of the name gets what follows the last commit, be it replayed."""
+    """Another reader, of a higher epoch, gets what follows the last commit."""
     session = await create(service)
     await append(service, session, 5)
 
-    for first in (1, 3):
+    for epoch, first in ((1, 1), (2, 3)):
         async with service.consumer("c") as consumer:
             assert told(await take(consumer, 2, commit=True)) == [
                 ("s", first),
                 ("s", first + 1),
             ]
             assert told(await take(consumer, 1)) == [("s", first + 2)]
+            assert (await service.consumers())[0].epoch == epoch
 
 
 async def test_uncommitted_changes_are_delivered_again(
@@ -124,19 +125,6 @@ async def test_an_apps_checkpoint_is_no_other_apps(
     for app_name in (None, "other"):
         with pytest.raises(ConfigurationError, match="for app 'app'"):
             await anext(service.consumer("c", app_name=app_name))
-
-
-async def test_a_consumer_receives_deletions(service: MongoSessionService) -> None:
-    """A deleted session is a change of its own."""
-    session = await create(service)
-    await append(service, session)
-    async with service.consumer("c") as consumer:
-        await take(consumer, 1)
-        await service.delete_session(app_name=APP, user_id=USER, session_id="s")
-
-        [gone] = await take(consumer, 1)
-
-    assert (gone.kind, gone.session_id) == ("deleted", "s")
 
 
 async def test_a_cancelled_reader_loses_no_change(service: MongoSessionService) -> None:
@@ -254,6 +242,8 @@ async def test_wrong_arguments_are_refused(service: MongoSessionService) -> None
             service.consumer(arguments.pop("name"), **arguments)
     with pytest.raises(InvalidInputError):
         await service.consumer("c").run(print, max_attempts=0)
+    with pytest.raises(InvalidInputError, match="until_caught_up must be"):
+        await service.consumer("c").run(print, until_caught_up=1)  # type: ignore[arg-type]
 
     assert await service.consumers() == []
 

@@ -4,22 +4,14 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
 from pymongo.uri_parser import parse_uri
 
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[EmbeddedReplicaSet]:
-    with EmbeddedReplicaSet() as replica_set:
-        yield replica_set
 
 
 def client_of(replica_set: EmbeddedReplicaSet) -> MongoClient[Any]:
@@ -36,38 +28,17 @@ def numbers(replica_set: EmbeddedReplicaSet) -> list[int]:
         return [found["_id"] for found in client.test.numbers.find().sort("_id")]
 
 
-def test_a_single_member_commits_transactions(one: EmbeddedReplicaSet) -> None:
-    """A primary of its own is what transactions need."""
-    with (
-        client_of(one) as client,
-        client.start_session() as session,
-        session.start_transaction(),
-    ):
-        client.test.numbers.insert_one({"_id": 1}, session=session)
-    assert numbers(one) == [1]
-
-
-def test_faults_can_be_injected(one: EmbeddedReplicaSet) -> None:
-    """The server accepts the failCommand fault."""
-    fault = {"failCommands": ["ping"], "errorCode": 11601}
-    with client_of(one) as client:
-        client.admin.command(
-            "configureFailPoint", "failCommand", mode={"times": 1}, data=fault
-        )
-        with pytest.raises(OperationFailure):
-            client.admin.command("ping")
-
-
-def test_only_this_machine_can_connect(one: EmbeddedReplicaSet) -> None:
+def test_only_this_machine_can_connect() -> None:
     """No other address is listened on, and there is no socket file either."""
-    [(_, port)] = parse_uri(one.uri)["nodelist"]
-    socket.create_connection(("127.0.0.1", port)).close()
-    # Every address in 127/8 is this machine's, so only a listener is missing.
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port))
-    with pytest.raises(OSError, match=r"refused|Cannot assign|not supported"):
-        socket.create_connection(("::1", port))
-    assert not Path(f"/tmp/mongodb-{port}.sock").exists()  # noqa: S108
+    with EmbeddedReplicaSet() as replica_set:
+        [(_, port)] = parse_uri(replica_set.uri)["nodelist"]
+        socket.create_connection(("127.0.0.1", port)).close()
+        # Every address in 127/8 is this machine's, so only a listener is missing.
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+        with pytest.raises(OSError, match=r"refused|Cannot assign|not supported"):
+            socket.create_connection(("::1", port))
+        assert not Path(f"/tmp/mongodb-{port}.sock").exists()  # noqa: S108
 
 
 async def test_the_loop_runs_on_while_it_starts() -> None:

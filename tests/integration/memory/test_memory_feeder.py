@@ -210,26 +210,10 @@ async def test_a_service_that_takes_sessions_gets_the_session(
     assert memory.given == [("s", ["u", "a"]), ("s", ["u", "a", "v", "b"])]
 
 
-async def test_a_failed_turn_is_replayed_from_its_dead_letter(
-    service: MongoSessionService,
-) -> None:
-    """What the memory service refused is handed over later, whole."""
-    memory = Turns()
-    memory.failures = 2
-    await append_all(service, said("user", "u", "1"), said("agent", "a", "1"))
-    await feed(service, memory, max_attempts=2)
-    assert memory.batches == []
-
-    handled = await service.consumer("memory").replay_dead_letters(remember(memory))
-
-    assert handled == 1
-    assert memory.batches == [["u", "a"]]
-
-
 async def test_a_memory_service_that_leaks_a_cancellation_has_failed(
     service: MongoSessionService,
 ) -> None:
-    """As one of an MCP client may: the feeder goes on, and the turn can be repeated."""
+    """As of an MCP client: the feeder goes on, and the turn can be repeated, whole."""
 
     class Leaking(Turns):
         async def add_events_to_memory(self, **given: Any) -> None:
@@ -238,7 +222,11 @@ async def test_a_memory_service_that_leaks_a_cancellation_has_failed(
             await super().add_events_to_memory(**given)
 
     memory = Leaking()
-    await append_all(service, said("agent", "first", "t1"), said("agent", "2nd", "t2"))
+    await append_all(
+        service,
+        *(said("user", "u", "t1"), said("agent", "first", "t1")),
+        said("agent", "2nd", "t2"),
+    )
     await feed(service, memory, max_attempts=1)
     assert memory.batches == [["2nd"]]
     consumer = service.consumer("memory")
@@ -246,7 +234,7 @@ async def test_a_memory_service_that_leaks_a_cancellation_has_failed(
     assert letter.error == "CancelledError"
     again = Turns()
     assert await consumer.replay_dead_letters(remember(again)) == 1
-    assert again.batches == [["first"]]
+    assert again.batches == [["u", "first"]]
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])

@@ -102,47 +102,28 @@ async def diverge(old: Any, service: MongoSessionService) -> None:
     await say(service, "in the new", topic="new")
 
 
-async def test_a_conflict_stops_a_move_by_default(
+async def test_a_conflict_stops_a_move_or_is_skipped_or_replaced(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
 ) -> None:
-    """Nothing under a taken id is changed, and the error names the id."""
+    """Nothing under a taken id is changed, and it is named, until it is replaced."""
     await diverge(old, service)
     before = everything(admin, database)
 
     with pytest.raises(ConflictError, match="session 's1' of user 'ada' in app 'weat"):
         await moved(old, service)
-
     assert everything(admin, database) == before
 
-
-async def test_a_conflict_can_be_skipped(
-    old: InMemorySessionService, service: MongoSessionService
-) -> None:
-    """The target's session stays, others are moved, and the conflict is reported."""
-    await diverge(old, service)
-
     result, problems = await moved(old, service, SKIP)
-
     assert (result.skipped, result.unchanged, result.is_complete) == (1, 4, False)
     assert problems == [
         f"{NAMED.format('s1', 'ada')}: event 7 ('in the old') differs; state differs"
     ]
-    session = await service.get_session(**IDS)
-    assert session is not None
-    assert session.state["topic"] == "new"
-
-
-async def test_a_conflict_can_be_replaced(
-    old: InMemorySessionService, service: MongoSessionService
-) -> None:
-    """The source's session takes the place of the target's, events and state."""
-    await diverge(old, service)
+    assert everything(admin, database)["sessions"] == before["sessions"]
 
     result, problems = await moved(old, service, REPLACE)
-
     assert (result.replaced, result.events, problems) == (1, 1, [])
     assert await differences(old, service) == []
 

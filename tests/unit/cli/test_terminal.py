@@ -229,18 +229,6 @@ def test_texts_begin_in_one_column() -> None:
     assert len(begins) == 1
 
 
-@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
-def test_ids_are_whole_where_there_is_room(environment: dict[str, str]) -> None:
-    """Nothing is broken that fits, nor anything at all in a pipe."""
-    rows = [listed(each, "Trip") for each in IDS]
-
-    piped = sent(table(rows), None, **environment)
-    wide = sent(table(rows), 200, **environment)
-
-    assert all(each in piped and each in wide for each in IDS)
-    assert "\x1b" not in piped
-
-
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(1e15, "1e+15 s"), (-1e300, "-1e+300 s"), (float("nan"), "nan s")],
