@@ -8,7 +8,7 @@ import logging
 import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -47,7 +47,6 @@ from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
-    MongoSessionServiceError,
     quoted,
     service_closed_error,
     session_not_found_error,
@@ -90,7 +89,7 @@ from mongo_session_service.sessions import (
 from mongo_session_service.sessions.appender import Appended
 from mongo_session_service.sessions.deletion import erase_owner
 from mongo_session_service.sessions.details import update_details
-from mongo_session_service.sessions.fork import branch_off, copy_session
+from mongo_session_service.sessions.fork import Fork, copy_session, new_branch
 from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.storage.clients import ConnectionSettings
 from mongo_session_service.storage.failures import (
@@ -701,7 +700,8 @@ class MongoSessionService(BaseSessionService):
                 that invocation and the state after them, which its family shows from
                 then on. See :attr:`RunningTurn.session_id` and :meth:`find_branches`.
                 ``interrupt`` then stops the turn that runs in the session; without it,
-                that goes on there. If the turn cannot begin, the branch is removed.
+                that goes on there. If the turn cannot begin, the branch is removed, and
+                the session is shown.
             **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
                 and others.
 
@@ -718,29 +718,29 @@ class MongoSessionService(BaseSessionService):
         validation.check_flag("keep_partial_answer", keep_partial_answer)
         turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
         turn.interrupts = validation.check_flag("interrupt", interrupt)
+        fork: Fork | None = None
         if instead_of is not None:
+            fork, run_arguments = await self._edit(turn.key, instead_of, run_arguments)
             if turn.interrupts:
-                async with turn:  # once the one that runs has ended
-                    pass
-            return await self._start_on_branch(
-                turn.key, instead_of, runner, run_arguments, keeps=keep_partial_answer
-            )
+                await self._turns.stop_running(fork.storage, turn.key, wait)
+            turn = Turn(self._turns, fork.target, wait=None)
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )
-        await self._running_turns.start(running)
+        try:
+            if fork is not None:
+                await fork.make()
+            await self._running_turns.start(running)
+        except BaseException:
+            if fork is not None:
+                await uninterrupted(fork.undo())
+            raise
         return running
 
-    async def _start_on_branch(
-        self,
-        key: SessionKey,
-        invocation_id: object,
-        runner: Runner,
-        run_arguments: RunArguments,
-        *,
-        keeps: bool,
-    ) -> RunningTurn:
-        """Start a turn on a new branch, before an invocation of a session."""
+    async def _edit(
+        self, key: SessionKey, invocation_id: object, run_arguments: RunArguments
+    ) -> tuple[Fork, RunArguments]:
+        """Return the branch that is to be made, and how its turn is to be run."""
         message = run_arguments.get("new_message")
         if message is not None and not message.parts:
             raise InvalidInputError(
@@ -750,25 +750,15 @@ class MongoSessionService(BaseSessionService):
             raise InvalidInputError("Give instead_of or an invocation_id, not both.")
         before = validation.check_string("instead_of", invocation_id)
         backend = await self._backends.backend()
-        storage, new = backend.storage, key._replace(session_id=uuid.new_uuid())
-        asked = await branch_off(storage, key, new, before, asks_again=message is None)
+        new = key._replace(session_id=uuid.new_uuid())
+        fork, asked = await new_branch(
+            backend.storage, key, new, before, asks_again=message is None
+        )
         if message is None:
             delta = ScopedState.split(asked.actions.state_delta).session
             again: RunArguments = {"state_delta": delta or None}
             run_arguments = again | run_arguments | {"new_message": asked.content}
-        running = RunningTurn(
-            self._new_turn(*new, wait=None),
-            runner,
-            run_arguments,
-            keeps_partial_answer=keeps,
-        )
-        try:
-            await self._running_turns.start(running)
-        except BaseException:
-            with suppress(MongoSessionServiceError):
-                await uninterrupted(deletion.remove_session(storage, new))
-            raise
-        return running
+        return fork, run_arguments
 
     @traced
     async def find_branches(

@@ -77,9 +77,6 @@ fork has as well. The nearest is first.
 COPIED_BY: Final = "copied_by"
 """Where an event and a session have ``fork`` or ``import``, if that has stored them."""
 
-BRANCH: Final = "branch"
-"""Where a session of a family has its place in it, see ``sessions.branches``."""
-
 NEEDS: Final = "needs"
 """Where a session, and each of its events, lists what a release must know to touch it.
 
@@ -665,12 +662,6 @@ def summaries(
     return made
 
 
-def family_of(session: Document) -> str | None:
-    """The id of a session's family; None without one."""
-    found: str | None = (session.get(BRANCH) or {}).get("family")
-    return found
-
-
 def summary(
     document: Document,
     hooks: Hooks,
@@ -699,7 +690,7 @@ def summary(
             **details.as_results(),
             waiting=waiting.named,
             waiting_more=waiting.more,
-            branches=(families or {}).get(family_of(document) or "", 1),
+            branches=(families or {}).get(details.branch.get("family", ""), 1),
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         # The original may quote what is stored.

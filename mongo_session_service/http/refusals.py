@@ -158,8 +158,9 @@ class Authorize(Protocol):
             user_id: The user whose session it is.
             session_id: The session; None if ``action`` is ``"list"``.
             action: ``"list"`` a user's sessions; or ``"read"``, ``"update"`` (title and
-                labels), ``"fork"`` or ``"delete"`` a session; ``"run"`` an agent in a
-                turn of it, or ``"stop"`` one.
+                labels, and which version is shown), ``"fork"`` or ``"delete"`` a
+                session; ``"run"`` an agent in a turn of it, or ``"stop"`` one. To edit
+                a message needs ``"run"`` and ``"fork"``.
         """
 
 

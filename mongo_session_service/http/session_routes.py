@@ -592,16 +592,20 @@ class SessionResources:
         await self.service.delete_session(**key.id)
         return json_response(None)
 
-    async def start_turn(self, key: Key, asked: TurnRequest) -> Response:
+    async def start_turn(
+        self, request: Request, key: Key, asked: TurnRequest
+    ) -> Response:
         """Runs the agent in a turn of a session, which goes on without this request."""
         if self.runner is None or key.app_name != self.runner.app_name:
             raise session_not_found_error(key.session_id)
         asks = asked.new_message is not None and asked.new_message.parts
         resumes = asked.invocation_id or asked.instead_of
         if not (asks or resumes):  # ADK would call the model all the same
-            why = "Give a newMessage with parts, or an invocationId."
+            why = "Give a newMessage with parts, an invocationId or insteadOf."
             raise HTTPException(422, why)
         self._check_delta(asked.state_delta or {})
+        if asked.instead_of is not None:
+            await self.permission.require(request, key, "fork")
         mode = StreamingMode.SSE if asked.streaming else StreamingMode.NONE
         names = ("new_message", "state_delta", "invocation_id", "instead_of")
         given: dict[str, Any] = {name: getattr(asked, name) for name in names}

@@ -48,9 +48,8 @@ class Details:
     """Seconds that it lives after its last append."""
     expire_time: float | None = None
     """Seconds since 1970."""
-    branch: Mapping[str, Any] | None = None
-    """Its place in a family, as ``sessions.branches`` describes it; None without one.
-    """
+    branch: Mapping[str, Any] = field(default_factory=dict)
+    """Its place in a family, see :func:`place_in_family`."""
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Details:
@@ -59,7 +58,7 @@ class Details:
             labels={each["name"]: each["value"] for each in document.get("labels", ())},
             ttl=document.get("ttl"),
             expire_time=document.get("expire_time"),
-            branch=document.get("branch"),
+            branch=place_in_family(document),
         )
 
     def check(self) -> None:
@@ -87,18 +86,19 @@ class Details:
             "labels": dict(self.labels),
             "ttl": self.ttl,
             "expire_time": self.expire_time,
-            "root_id": self.branch["root"] if self.branch else None,
+            "root_id": self.branch.get("root"),
         }
 
     @property
     def is_shown(self) -> bool | None:
         """Whether its family shows it; None without one."""
-        return None if self.branch is None else "hidden" not in self.branch
+        return "hidden" not in self.branch if self.branch else None
 
     def to_json(self) -> dict[str, Any]:
         """Return those that it has, labels by name, as exports have them."""
         known = {name: getattr(self, name) for name in DETAILS}
         known["labels"] = dict(sorted(self.labels.items())) or None
+        known["branch"] = dict(self.branch) or None
         return {name: value for name, value in known.items() if value is not None}
 
     def to_document(self) -> dict[str, Any]:
@@ -107,6 +107,22 @@ class Details:
         if self.labels:
             known["labels"] = label_list(self.labels)
         return known
+
+
+BRANCH: Final = "branch"
+"""Where a session that has a version of a message keeps its place in their family."""
+
+
+def place_in_family(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored session's place in its family.
+
+    It is empty without a family, and if another tool has damaged it.
+    """
+    place = session.get(BRANCH)
+    if not isinstance(place, dict):
+        return {}
+    is_whole = all(isinstance(place.get(name), str) for name in ("family", "root"))
+    return place if is_whole else {}
 
 
 DETAILS: Final = tuple(each.name for each in fields(Details))

@@ -12,7 +12,7 @@ family's first session, the root, has a field ``branch``:
 Its parent is the first that it names in ``forked_from``. Whoever makes, shows or
 removes one writes the document that is shown by then as well. So of two such
 transactions one waits for the other, and one session of a family is shown at any time.
-Without transactions a crash may leave two of them, or none.
+Without transactions a crash may leave two of them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from bson.timestamp import Timestamp
+
 from mongo_session_service.codec.documents import (
-    BRANCH,
     FORKED_FROM,
     NEEDS,
     check_needs,
-    family_of,
     is_visible,
     with_known_needs,
 )
 from mongo_session_service.errors import session_not_found_error
+from mongo_session_service.model.metadata import BRANCH, place_in_family
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import Branch
 from mongo_session_service.sessions import queries
@@ -59,8 +60,12 @@ def _family(member: Document, *, shown: bool = False) -> Query:
     return Query("sessions", wanted, {"create_time": 1, "_id": 1}, fields=MEMBER)
 
 
+def family_of(session: Document) -> str | None:
+    return place_in_family(session).get("family")
+
+
 def is_hidden(session: Document) -> bool:
-    return "hidden" in session.get(BRANCH, {})
+    return "hidden" in place_in_family(session)
 
 
 def _parent_id(member: Document) -> str | None:
@@ -80,10 +85,13 @@ async def find_branches(storage: Storage, key: SessionKey) -> list[Branch]:
     (family,) = await storage.read(_family(found[0]), as_of=answer.as_of)
     known = [*with_known_needs(family)]
     stored = [each for each in known if is_visible(each, now)]
-    (shown,) = [each for each in stored if not is_hidden(each)][-1:] or [
-        _successor([each for each in known if not is_hidden(each)], stored)
-    ]
-    return [_as_branch(each, shown=shown) for each in stored]
+    if not stored:  # without snapshots, it may be gone by now
+        raise session_not_found_error(key.session_id)
+    shown = [each for each in known if not is_hidden(each)]
+    visible = [each for each in shown if each in stored]
+    # One that has expired has a successor already.
+    only = visible[-1] if visible else _successor(shown, stored)
+    return [_as_branch(each, shown=only) for each in stored]
 
 
 def _as_branch(member: Document, shown: Document) -> Branch:
@@ -93,7 +101,7 @@ def _as_branch(member: Document, shown: Document) -> Branch:
     return Branch(
         session_id=member["_id"]["session_id"],
         parent_id=_parent_id(member),
-        before_invocation_id=member.get(BRANCH, {}).get("before"),
+        before_invocation_id=place_in_family(member).get("before"),
         revision=int(shared),
         version_of=first[-1] if first else None,
         create_time=member["create_time"],
@@ -105,13 +113,16 @@ def _as_branch(member: Document, shown: Document) -> Branch:
 def origins(session: Document) -> dict[tuple[str, float], float]:
     """The sessions that one is a fork of, and how many events it has of each."""
     found = session.get(FORKED_FROM, ())
-    return {(it["session_id"], it["create_time"]): it["revision"] for it in found}
+    try:
+        return {(it["session_id"], it["create_time"]): it["revision"] for it in found}
+    except (KeyError, TypeError):  # another tool has damaged it
+        return {}
 
 
 def origins_in_family(session: Document) -> dict[tuple[str, float], float]:
     """Those of a branch that are of its family, the nearest first."""
     found: dict[tuple[str, float], float] = {}
-    root = session.get(BRANCH, {}).get("root")
+    root = place_in_family(session).get("root")
     if root in {None, session["_id"]["session_id"]}:
         return found
     for origin, shared in origins(session).items():
@@ -131,9 +142,9 @@ def _successor(removed: Sequence[Document], left: Sequence[Document]) -> Documen
 
 
 async def count_families(
-    storage: Storage, sessions: Iterable[Document]
+    storage: Storage, sessions: Iterable[Document], as_of: Timestamp | None = None
 ) -> dict[str, int]:
-    """Count the members of the families of some sessions, by an index alone."""
+    """Count the stored members of the families of some sessions, by an index alone."""
     members = [each for each in sessions if family_of(each) is not None]
     if not members:
         return {}
@@ -142,22 +153,31 @@ async def count_families(
         owners = [*{each["_id"][name] for each in members}]
         where[f"_id.{name}"] = owners[0] if len(owners) == 1 else {"$in": owners}
     stages = ({"$group": {"_id": f"${FAMILY}", "size": {"$sum": 1}}},)
-    (found,) = await storage.read(Query("sessions", where, then=stages))
+    (found,) = await storage.read(Query("sessions", where, then=stages), as_of=as_of)
     return {each["_id"]: each["size"] for each in found}
 
 
-async def show_branch(storage: Storage, key: SessionKey) -> None:
-    """Have the family of a session show it; do nothing if that is so."""
+async def show_branch(
+    storage: Storage, key: SessionKey, *, unless_another_is: bool = False
+) -> None:
+    """Have the family of a session show it alone; do nothing if that is so.
+
+    It may stay hidden if another one is shown.
+    """
 
     async def show(tx: Transaction) -> bool:
         where = {"_id": key.id, **queries.writable_filter(storage)}
         found = await tx.find_one(Query("sessions", where, fields=MEMBER))
-        if found is not None and is_hidden(found):
-            before = await tx.find(_family(found, shown=True))
-            await tx.write(
-                *_show(storage, found, before), *_hide(storage, before, found[BRANCH])
-            )
-        return found is not None
+        if found is None or family_of(found) is None:
+            return found is not None
+        shown = await tx.find(_family(found, shown=True))
+        before = [each for each in shown if each["_id"] != found["_id"]]
+        if is_hidden(found) and not (before and unless_another_is):
+            await tx.write(*_show(storage, found, before))
+        elif is_hidden(found):
+            return True
+        await tx.write(*_hide(storage, before, found[BRANCH]))
+        return True
 
     if not await storage.run(show):
         raise await missing_session_error(storage, key)
@@ -172,28 +192,29 @@ async def show_successors(
             continue
         now = storage.clock.now()
         family = await tx.find(_family(each))
-        if left := [it for it in with_known_needs(family) if is_visible(it, now)]:
+        left = [it for it in with_known_needs(family) if is_visible(it, now)]
+        if left and all(map(is_hidden, left)):
             successor = _successor([each], left)
             await tx.write(*_show(storage, successor, [each]))
 
 
 async def join_family(
     storage: Storage, parent: Document, branch: Document, before: str, tx: Transaction
-) -> Document:
+) -> tuple[Document, list[Statement]]:
     """Make a document, about to be stored, the branch that its parent's family shows.
 
-    Returns its document, and hides the one that was shown, which is the parent itself
-    if it had no family yet.
+    Returns its document, and the statements that hide the one that was shown, which is
+    the parent itself if it had no family yet.
     """
-    place = {name: parent.get(BRANCH, {}).get(name) for name in ("family", "root")}
-    shown = [parent]
-    if family_of(parent) is not None:
+    place, shown = place_in_family(parent), [parent]
+    if place:
         shown = await tx.find(_family(parent, shown=True))
     else:
         place = {"family": uuid.uuid4().hex, "root": parent["_id"]["session_id"]}
-    await tx.write(*_hide(storage, shown, place))
-    own = {**_taken_over(shown, branch), BRANCH: {**place, "before": before}}
-    return {name: it for name, it in (branch | own).items() if it is not None}
+    own = {name: place[name] for name in ("family", "root")} | {"before": before}
+    fields = branch | _taken_over(shown, branch) | {BRANCH: own}
+    stored = {name: it for name, it in fields.items() if it is not None}
+    return stored, _hide(storage, shown, place)
 
 
 def _taken_over(before: Sequence[Document], session: Document) -> Document:
@@ -221,7 +242,7 @@ def _hide(
     statements: list[Statement] = []
     for each in sessions:
         check_needs(each)
-        hidden = {BRANCH: {**each.get(BRANCH, place), "hidden": True}}
+        hidden = {BRANCH: {**(place_in_family(each) or place), "hidden": True}}
         statements += [
             Update("sessions", {"_id": each["_id"]}, {"$set": hidden}),
             *details_announcement(storage, each | hidden),

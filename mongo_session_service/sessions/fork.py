@@ -52,6 +52,7 @@ from mongo_session_service.storage.statements import (
     DuplicateError,
     Insert,
     Query,
+    Statement,
     TooLateError,
     Update,
 )
@@ -59,7 +60,8 @@ from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.transactions import Transaction
 
 MAX_ORIGINS: Final = 100
-"""How many sessions a fork of forks names at most, the nearest."""
+"""How many sessions outside of its family a fork of forks names at most, the nearest.
+"""
 
 FORK_LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
@@ -95,26 +97,26 @@ async def copy_session(
     await Fork(storage, source, target, origin, revision).make()
 
 
-async def branch_off(
+async def new_branch(
     storage: Storage,
     source: SessionKey,
     target: SessionKey,
     invocation_id: str,
     *,
     asks_again: bool,
-) -> Event:
-    """Store a session as :func:`copy_session` does, and have its family show it.
+) -> tuple[Fork, Event]:
+    """Return the fork that is to be made, of the events before an invocation.
 
-    It ends before an invocation of the source, and is a branch of it. Returns the
-    message by which the invocation began, which is refused if it is to be asked again
-    and cannot be.
+    It is a branch of the source, which the family shows once it is made. Also returns
+    the message by which the invocation began, which is refused if it is to be asked
+    again and cannot be.
     """
     origin = await event_log.load_with_initial_state(storage, source)
     first = await _first_revision(storage, source, invocation_id, origin)
     query = Query("events", {"_id": source.event_id(first)})
     stored = await storage.find_one(query, patient=True)
     if stored is None:
-        raise session_not_found_error(source.session_id)
+        raise StorageUnavailableError(_CHANGED.format("trimmed"))
     message = decode_event(stored, storage.hooks)
     content = message.content
     parts = (content.parts if content else None) or []
@@ -122,14 +124,13 @@ async def branch_off(
         each.function_response is None for each in parts
     )
     which = f"Invocation {quoted(invocation_id)} of the session"
-    if log_begins(origin) and not is_message:
-        raise InvalidInputError(f"{which} is not whole: its begin was trimmed.")
+    if first == log_begins(origin) + 1 > 1 and not is_message:
+        raise InvalidInputError(f"{which} is not whole: its beginning was trimmed.")
     if asks_again and (not is_message or REDACTED in (message.custom_metadata or {})):
         why = "began with no message" if not is_message else "has a redacted message"
         raise InvalidInputError(f"{which} {why}: give a new_message.")
     fork = Fork(storage, source, target, origin, first - 1, before=invocation_id)
-    await fork.make()
-    return message
+    return fork, message
 
 
 async def _first_revision(
@@ -221,13 +222,15 @@ class Fork:
     async def build_session(self) -> tuple[Document, list[Update]]:
         """Build the new session's document, and updates for a large initial state."""
         storage, head, until = self.storage, self.origin, self.revision
+        now = platform_time.get_time()
         state, begins = head["state"], log_begins(head)
         if until < head["revision"]:
             state = await event_log.state_at(storage, self.source, head, until)
         details = self._copied_details(state)
         new = NewSession(
             self.target,
-            platform_time.get_time(),
+            # The order of a family is that of creation, whatever a clock shows.
+            max(now, head["create_time"] + 1e-6) if self.before else now,
             ScopedState(session=head[INITIAL]),
             check_initial_state(head[INITIAL]),
             details.with_renewed_expiry(storage.clock.now()),
@@ -246,15 +249,19 @@ class Fork:
             {**each, "revision": min(each["revision"], until)}
             for each in head.get(FORKED_FROM, ())
         ]
-        if self.before is not None:  # however often one message is edited
-            nearer = [each["revision"] for each in cut[1:]]
-            cut = [it for it, n in zip_longest(cut, nearer) if it["revision"] != n]
-        return [{"session_id": self.source.session_id, **created}, *cut][:MAX_ORIGINS]
+        source = {"session_id": self.source.session_id, **created}
+        of_family = len(branches.origins_in_family(head))
+        near, far = cut[:of_family], cut[of_family:][:MAX_ORIGINS]
+        if self.before is not None:  # few, however often one message is edited
+            following = (each["revision"] for each in near[1:])
+            pairs = zip_longest(near, following)
+            near = [each for each, shared in pairs if each["revision"] != shared]
+        return [source, *near, *far]
 
     def _copied_details(self, state: Document) -> Details:
         """Return the source's details, titled by the display name of a past state."""
         head, hooks = self.origin, self.storage.hooks
-        details = replace(Details.from_document(head), branch=None)
+        details = replace(Details.from_document(head), branch={})
         named = state.get(ADK_METADATA)
         if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
             return details
@@ -284,9 +291,9 @@ class Fork:
             if not await tx.find_one(Query("sessions", held, fields=("_id",))):
                 return _LOST
             await tx.write(*apart)
-            stored = document
+            stored, hiding = document, list[Statement]()
             if self.before is not None:
-                stored = await branches.join_family(
+                stored, hiding = await branches.join_family(
                     storage, found, document, self.before, tx
                 )
             if storage.has_transactions:
@@ -294,6 +301,7 @@ class Fork:
                 await tx.write(*silently, Insert("sessions", [stored]))
             else:
                 await tx.write(Update("sessions", held, stored))
+            await tx.write(*hiding)
             return None
 
         if problem := await storage.run(replace_reservation):
@@ -302,6 +310,11 @@ class Fork:
     async def _give_up(self, problem: str) -> NoReturn:
         await uninterrupted(self.remove_copy())
         raise StorageUnavailableError(problem)
+
+    async def undo(self) -> None:
+        """Remove what was made, as far as MongoDB can be reached."""
+        with suppress(MongoSessionServiceError):
+            await deletion.remove_session(self.storage, self.target)
 
     async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""

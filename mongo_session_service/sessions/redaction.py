@@ -35,6 +35,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.metadata import (
     ADK_METADATA,
+    BRANCH,
     MAX_TITLE,
     display_name,
 )
@@ -57,7 +58,7 @@ REDACTION_ATTEMPTS: Final = 100
 """How often another writer may append while the log is read."""
 
 _COPY: Final = (
-    *("create_time", documents.LOG_BEGINS, documents.BRANCH),
+    *("create_time", documents.LOG_BEGINS, BRANCH),
     *(documents.FORKED_FROM, documents.NEEDS),
 )
 _IDS_AT_ONCE: Final = 1000

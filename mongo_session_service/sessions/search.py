@@ -285,7 +285,7 @@ async def load_page(
         )
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
-    sizes = await branches.count_families(storage, shown)
+    sizes = await branches.count_families(storage, shown, answer.as_of)
     summaries = documents.summaries(shown, storage.hooks, states, sizes)
     following = None
     if len(found) > limit:

@@ -132,6 +132,11 @@ class EncodedSession:
             header.forked_from,
         )
 
+    @property
+    def has_family(self) -> bool:
+        """Whether it has a version of a message; known of its last part."""
+        return self.is_last and bool(self.details and self.details.branch)
+
     def next_part(self) -> EncodedSession:
         self.is_last = False
         size = self.size - sum(append.size for append in self.appends)

@@ -10,10 +10,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value, is_same_value
-from mongo_session_service.codec.documents import BRANCH, INITIAL, LOG_BEGINS
+from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError
 from mongo_session_service.model.metadata import (
+    BRANCH,
     DETAILS,
     NO_DETAILS,
     display_name,

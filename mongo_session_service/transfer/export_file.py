@@ -168,9 +168,7 @@ class _SessionLine(_UserStateLine):
                 labels=self.labels or {},
                 ttl=self.ttl,
                 expire_time=self.expire_time,
-                branch=self.branch.model_dump(exclude_none=True)
-                if self.branch
-                else None,
+                branch=self.branch.model_dump(exclude_none=True) if self.branch else {},
             ),
             initial=self.initial_state,
             log_begins=self.log_begins,

@@ -21,18 +21,20 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+
 from mongo_session_service.codec.documents import (
-    BRANCH,
     COPIED_BY,
     INITIAL,
     REDACTIONS,
 )
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
-from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
+from mongo_session_service.model.metadata import ADK_METADATA, BRANCH, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.batch import initial_updates
+from mongo_session_service.sessions.branches import show_branch
 from mongo_session_service.sessions.deletion import (
     IMPORT,
     Reservations,
@@ -364,6 +366,9 @@ class ImportTarget(StoreTarget):
                     reservation = await self._reserve_instead(each.found)
                 entering.append(each._replace(found=reservation))
         await self._store_new_sessions(entering)
+        for key in (it.incoming.key for it in sessions if it.incoming.has_family):
+            with suppress(SessionNotFoundError):  # it has expired, or was deleted
+                await show_branch(self._storage, key, unless_another_is=True)
 
     async def _refuse_sealing_apps(self, apps: set[str]) -> None:
         """Refuse to store in clear what an app seals, as one of its events shows."""
@@ -539,8 +544,8 @@ class ImportTarget(StoreTarget):
         And the updates that store a large initial state; None to leave it as it is.
         """
         given = {*DETAILS} if incoming.details else set()
-        if incoming.details and incoming.details.branch is None:
-            given.remove(BRANCH)
+        if not incoming.has_family:
+            given.discard(BRANCH)
         if incoming.details is None and self.hooks.is_missing:
             states = (incoming.state, stored["state"])
             here, there = (each.get(ADK_METADATA) for each in states)

@@ -35,7 +35,6 @@ from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
-    BRANCH,
     FORKED_FROM,
     INITIAL,
     UnknownNeedError,
@@ -54,7 +53,7 @@ from mongo_session_service.errors import (
     StorageError,
     TransferError,
 )
-from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.metadata import BRANCH, Details
 from mongo_session_service.model.records import (
     Document,
     ScopedState,

@@ -103,6 +103,29 @@ class Turns:
             raise turn_stopped_error(key.session_id)
         return None
 
+    def refuse_nested(self, key: SessionKey) -> None:
+        """Refuse a caller who would wait for the end of the turn that it is in."""
+        if self.held_turn(key) is not None:
+            raise MongoSessionServiceError(_NESTED.format(quoted(key.session_id)))
+
+    async def stop_running(
+        self, storage: Storage, key: SessionKey, wait: float | None
+    ) -> None:
+        """Stop the turn that runs in a session, if any does, and wait for its end."""
+        self.refuse_nested(key)
+        if not await request_stop(storage, key, _INTERRUPTED):
+            return
+        try:
+            async with asyncio.timeout(wait):
+                # Another process sends no signal.
+                while await request_stop(storage, key, _INTERRUPTED):  # noqa: ASYNC110
+                    await asyncio.sleep(storage.limits.turn_poll_seconds)
+        except TimeoutError:
+            raise TurnTakenError(
+                f"The turn of session {quoted(key.session_id)} did not end within"
+                f" {wait:g} seconds. Try again, or wait for longer."
+            ) from None
+
     def wake_waiters(self) -> None:
         """Have the waiting lines of all event loops check for free turns."""
         for loop, line in self.backends.parts(WaitingLine).items():
@@ -211,8 +234,7 @@ class Turn:
 
     async def __aenter__(self) -> Session:
         app_name, _, session_id = self.key
-        if self.turns.held_turn(self.key) is not None:
-            raise MongoSessionServiceError(_NESTED.format(quoted(session_id)))
+        self.turns.refuse_nested(self.key)
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name, session_id):
             backend = await self.turns.backends.backend()

@@ -132,11 +132,11 @@ async def test_a_message_is_edited(
     assert edited["epoch"] == third["epoch"] == 1
     one, two = edited["session_id"], third["session_id"]
     assert seen == [
-        ("updated", "s", "s", False),
         ("created", one, "s", True),
+        ("updated", "s", "s", False),
         ("updated", "s", "s", True),
         ("updated", one, "s", False),
-        ("updated", "s", "s", False),
+        ("created", two, "s", True),
     ]
     rows = (
         await send(url, "GET", f"{SESSION.removesuffix('/s')}?families=true")
@@ -159,6 +159,23 @@ async def test_a_message_is_edited(
     gone = f"{SESSION}gone"
     for method, end in (("GET", "branches"), ("PUT", "shown")):
         assert (await send(url, method, f"{gone}/{end}")).status_code == 404
+
+
+async def test_an_edit_needs_the_permission_to_fork(
+    service: MongoSessionService, runner: Runner
+) -> None:
+    """Who may only run the agent makes no session, and hides none."""
+
+    def may(*_: object, action: str, **__: object) -> bool:
+        return action in {"read", "run"}
+
+    async with serving(app_of(service, runner=runner, authorize=may)) as url:
+        edit = {**QUESTION, "insteadOf": "x"}
+        refused = await send(url, "POST", f"{SESSION}/turns", edit)
+        unknown = await send(url, "POST", f"{SESSION}/turns", {"insteadOf": ""})
+    assert refused.status_code == 403
+    assert unknown.status_code == 422
+    assert len(await service.find_branches(**IDS)) == 1
 
 
 async def ask_and_hear(

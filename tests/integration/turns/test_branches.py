@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,12 @@ from support.spoken_model import SpokenModel
 from support.subscriptions import Follower
 from support.transfers import exported, imported
 
-from mongo_session_service import InvalidInputError, MongoSessionService
+from mongo_session_service import (
+    InvalidInputError,
+    MongoSessionService,
+    MongoSessionServiceError,
+)
+from mongo_session_service.sessions.fork import Fork
 
 STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 
@@ -144,8 +150,8 @@ async def test_another_version_is_shown(service: MongoSessionService) -> None:
     assert seen == [
         ("updated", root, root, True),
         ("updated", branch, root, False),
-        ("updated", root, root, False),
         ("created", new, root, True),
+        ("updated", root, root, False),
     ]
     assert follower.told[0].title == "Renamed"
     (summary,) = (await service.find_sessions(**OWNER, families=True)).sessions
@@ -294,7 +300,7 @@ async def test_what_was_trimmed(service: MongoSessionService) -> None:
     """An invocation whose begin is gone is refused; a whole one has its branch."""
     first, second = await talk(service, "one", "two")
     await service.trim_session(**IDS, before_revision=2)
-    with pytest.raises(InvalidInputError, match="its begin was trimmed"):
+    with pytest.raises(InvalidInputError, match="its beginning was trimmed"):
         await ask(service, "eins", instead_of=first)
     branch, _ = await ask(service, "zwei", instead_of=second)
     assert await texts(service, branch) == ["to one", "zwei", "to zwei"]
@@ -348,6 +354,118 @@ async def test_redaction_reaches_the_family(service: MongoSessionService) -> Non
         said = await texts(service, each)
         assert said[:2] == ["[redacted]"] * 2
         assert "[redacted]" not in said[2:]
+
+
+async def test_redaction_reaches_from_before_the_family_into_it(
+    service: MongoSessionService,
+) -> None:
+    """A branch of a fork is redacted with what that was made of, and not otherwise."""
+    first, second = await talk(service, "secret", "two")
+    await service.fork_session(**IDS, new_session_id="z")
+    z = {**OWNER, "session_id": "z"}
+    await service.fork_session(**z, new_session_id="root")
+    one, again = await ask(service, "zwei", session_id="root", instead_of=second)
+    two, _ = await ask(service, "dos", session_id=one, instead_of=again)
+    assert [it.version_of for it in await family(service, two)] == [None] + ["root"] * 2
+
+    done = await service.redact_events(
+        **OWNER, session_id=two, invocation_id=first, forks=True
+    )
+    assert done == 6
+    assert (await texts(service, "z"))[0] == (await texts(service))[0] == "secret"
+    assert await service.redact_events(**z, invocation_id=first, forks=True) == 2
+    await service.redact_events(**IDS, invocation_id=first, forks=True)
+    for each in (ROOT, "z", "root", one, two):
+        assert (await texts(service, each))[:2] == ["[redacted]"] * 2
+
+
+async def test_a_refused_edit_stops_no_turn(service: MongoSessionService) -> None:
+    """What the original's turn came to stays as it was, also if none was running."""
+    (first,) = await talk(service, "one")
+    failing = runner_of(service, EchoModel(failure=ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        await ask(service, "two", runner=failing)
+    for how in ({"instead_of": "nothing"}, {"new_message": types.Content(parts=[])}):
+        with pytest.raises(InvalidInputError):
+            await ask(service, None, **{"instead_of": first, **how}, interrupt=True)
+
+    await ask(service, "eins", instead_of=first, interrupt=True)
+
+    (turn,) = await service.find_turns(app_name=IDS["app_name"], status="failed")
+    assert (turn.session_id, turn.epoch) == (ROOT, 2)
+
+
+async def test_a_plain_turn_is_not_stopped(service: MongoSessionService) -> None:
+    """An edit with ``interrupt`` waits for its end, and is refused if it is late."""
+    (first,) = await talk(service, "one")
+    async with service.turn(**IDS):
+        with pytest.raises(MongoSessionServiceError, match="is held here already"):
+            await ask(service, "eins", instead_of=first, interrupt=True)
+        elsewhere = contextvars.Context()
+        late = asyncio.create_task(
+            ask(service, "eins", instead_of=first, interrupt=True, wait=0.05),
+            context=elsewhere,
+        )
+        with pytest.raises(TimeoutError, match="did not end within"):
+            await late
+
+    assert len(await family(service)) == 1
+
+
+async def test_two_that_are_shown_become_one(
+    service: MongoSessionService, admin: MongoClient[Any], database: str
+) -> None:
+    """A crash without transactions may leave two: a flip to either hides the other."""
+    (first,) = await talk(service, "one")
+    one, _ = await ask(service, "eins", instead_of=first)
+    two, _ = await ask(service, "uno", instead_of=first)
+    unhide = {"$unset": {"branch.hidden": ""}}
+    admin[database]["sessions"].update_one({"_id.session_id": one}, unhide)
+    assert {*await shown(service)} == {(one, 3), (two, 3)}
+
+    await service.delete_session(**OWNER, session_id=two)
+    assert await shown(service) == [(one, 2)]
+    admin[database]["sessions"].update_one({"_id.session_id": ROOT}, unhide)
+    await service.show_branch(**OWNER, session_id=one)
+    assert await shown(service) == [(one, 2)]
+
+
+@pytest.mark.parametrize("damage", ["x", None, {"family": 1}, {"root": "s"}, []])
+async def test_a_damaged_place_in_a_family_is_none(
+    service: MongoSessionService, admin: MongoClient[Any], database: str, damage: Any
+) -> None:
+    """What another tool has stored there stops neither lists nor deletes."""
+    (first,) = await talk(service, "one")
+    branch, _ = await ask(service, "eins", instead_of=first)
+    change = {"$set": {"branch": damage}}
+    admin[database]["sessions"].update_one({"_id.session_id": branch}, change)
+
+    assert [each.session_id for each in await family(service, branch)] == [branch]
+    assert (branch, 1) in await shown(service)
+    await service.show_branch(**OWNER, session_id=branch)
+    await service.delete_session(**OWNER, session_id=branch)
+    await service.show_branch(**IDS)
+    assert await shown(service) == [(ROOT, 1)]
+
+
+async def test_a_cancelled_edit_leaves_no_branch(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is cancelled while the branch is stored."""
+    (first,) = await talk(service, "one")
+    store, edits = Fork.store_session, list[asyncio.Task[Any]]()
+
+    async def cancelled(fork: Fork, *how: Any) -> None:
+        edits[0].cancel()
+        await store(fork, *how)
+
+    monkeypatch.setattr(Fork, "store_session", cancelled)
+    edits.append(asyncio.create_task(ask(service, "eins", instead_of=first)))
+    with pytest.raises(asyncio.CancelledError):
+        await edits[0]
+
+    assert [each.session_id for each in await family(service)] == [ROOT]
+    assert await shown(service) == [(ROOT, 1)]
 
 
 @pytest.mark.release

@@ -13,7 +13,7 @@ from google.genai import types
 
 from mongo_session_service import MongoSessionService, SessionKey
 from mongo_session_service.service import backends_of
-from mongo_session_service.sessions.fork import branch_off
+from mongo_session_service.sessions.fork import new_branch
 from support.cancellation.world import (
     STATE,
     Prepared,
@@ -370,7 +370,8 @@ async def show_branch(world: World) -> Prepared:
     key = SessionKey(**ids)
     new = key._replace(session_id=world.new_id())
     backend = await backends_of(world.service).backend()
-    await branch_off(backend.storage, key, new, "i", asks_again=True)
+    branch, _ = await new_branch(backend.storage, key, new, "i", asks_again=True)
+    await branch.make()
 
     async def check() -> None:
         found = await world.service.find_branches(**ids)
