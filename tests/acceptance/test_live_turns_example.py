@@ -113,6 +113,8 @@ async def test_an_answer_survives_a_reload_a_second_tab_a_stop_and_a_crash(
     server.kill()
     await server.wait()
     await serve()
+    why = re.compile("it was cut off|its process died")  # once repaired
+    await expect(page.get_by_role("alert")).to_have_text(why)
     await ask(page, "Count to 5")
     for tab in (page, other):
         await expect(stored(tab)).to_have_text(
