@@ -27,7 +27,7 @@ from support.http_server import serving
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 MOST_LINES = 120
-LONGER = {"fastapi_chat.html": 250}  # a whole chat
+LONGER = {"fastapi_chat.html": 250, "assistant_ui.jsx": 180}  # whole chats
 PATIENCE = 60.0
 
 # Lines that each program prints that ends by itself, in its first run and its second.
