@@ -89,10 +89,11 @@ class Branch(BaseModel):
     before_invocation_id: str | None
     """The invocation of the parent before which it parts from it."""
     revision: int
-    """How many events it has in common with its parent."""
+    """How many events it has in common with ``version_of``, and with its parent."""
     version_of: str | None
     """The session with the first version of the message that follows these events. All
-    with the same ``version_of`` and ``revision`` have another version of it."""
+    with the same ``version_of`` and ``revision`` have another version of it. A parent
+    that was deleted is passed over."""
     create_time: float
     last_update_time: float
     is_shown: bool

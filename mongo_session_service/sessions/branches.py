@@ -81,7 +81,7 @@ async def find_branches(storage: Storage, key: SessionKey) -> list[Branch]:
     if not found or not is_visible(found[0], now):
         raise session_not_found_error(key.session_id)
     if family_of(found[0]) is None:
-        return [_as_branch(found[0], shown=found[0])]
+        return [_as_branch(found[0], found, shown=found[0])]
     (family,) = await storage.read(_family(found[0]), as_of=answer.as_of)
     known = [*with_known_needs(family)]
     stored = [each for each in known if is_visible(each, now)]
@@ -91,12 +91,15 @@ async def find_branches(storage: Storage, key: SessionKey) -> list[Branch]:
     visible = [each for each in shown if each in stored]
     # One that has expired has a successor already.
     only = visible[-1] if visible else _successor(shown, stored)
-    return [_as_branch(each, shown=only) for each in stored]
+    return [_as_branch(each, stored, shown=only) for each in stored]
 
 
-def _as_branch(member: Document, shown: Document) -> Branch:
+def _as_branch(member: Document, stored: Sequence[Document], shown: Document) -> Branch:
     of_family = origins_in_family(member)
-    shared = max(of_family.values(), default=0)
+    there = [(each["_id"]["session_id"], each["create_time"]) for each in stored]
+    # What was between two versions may be deleted: it parts from the next, or the root.
+    known = [shared for origin, shared in of_family.items() if origin in there]
+    shared = max(known, default=min(of_family.values(), default=0))
     first = [id_ for (id_, _), it in of_family.items() if it == shared]
     return Branch(
         session_id=member["_id"]["session_id"],

@@ -127,6 +127,29 @@ async def test_branches_of_branches(service: MongoSessionService) -> None:
     assert await texts(service, deep) == ["eins", "to eins", "vier", "to vier"]
 
 
+async def test_versions_between_which_one_was_deleted(
+    service: MongoSessionService,
+) -> None:
+    """Those that were made of it are versions of what it was a version of."""
+    (first,) = await talk(service, "one")
+    between, _ = await ask(service, "eins", instead_of=first)
+    later = (await ask(service, "two", session_id=between))[1]
+    deep, _ = await ask(service, "zwei", session_id=between, instead_of=later)
+    beside, _ = await ask(service, "uno", instead_of=first)
+
+    async def places() -> list[tuple[str, str | None, int]]:
+        found = await family(service, deep)
+        return [(each.session_id, each.version_of, each.revision) for each in found]
+
+    assert (await places())[1:] == [
+        *((between, ROOT, 0), (deep, between, 2), (beside, ROOT, 0)),
+    ]
+    await service.delete_session(**OWNER, session_id=between)
+    assert (await places())[1:] == [(deep, ROOT, 0), (beside, ROOT, 0)]
+    await service.delete_session(**IDS)
+    assert await places() == [(deep, ROOT, 0), (beside, ROOT, 0)]
+
+
 async def test_another_version_is_shown(service: MongoSessionService) -> None:
     """A flip takes the title along, and subscribers learn which session is shown."""
     (first,) = await talk(service, "one")
