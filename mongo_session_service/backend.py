@@ -1,8 +1,9 @@
 """Backend: the storage, appender and writer that one event loop uses of a service.
 
-An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
-starts a new loop in a new thread for every call. So a service built from a URI opens
-a client per loop, which is closed together with its loop.
+An async client belongs to the loop it is first used in, and is closed together with
+it. But ADK's ``Runner.run()`` starts a new loop in a new thread for every call. So a
+service built from a URI has one client in a thread's loop, for all loops that may end
+soon, and opens one for each loop that stays.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import threading
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.model.limits import Limits
@@ -36,12 +37,16 @@ from mongo_session_service.storage.clients import (
 from mongo_session_service.storage.database import LatestWrite, ServerClock
 from mongo_session_service.storage.failures import FOREIGN_LOOP
 from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.storage.loop_thread import thread_loop
 from mongo_session_service.storage.tasks import (
     background,
     cancel_background_tasks,
     running_loop,
     uninterrupted,
 )
+
+_CLIENT_PRICE: Final = 100
+"""Calls through the loop thread that take as long, together, as to open a client."""
 
 _Part = TypeVar("_Part")
 _Arguments = ParamSpec("_Arguments")
@@ -67,10 +72,12 @@ class Backend:
     appender: Appender
     sweep: Sweep
     keeper: AsyncGenerator[None, None] | None
-    """Closes the client; None if that is borrowed."""
+    """Calls the closers when the loop ends; None if the client is borrowed."""
     closers: list[Callable[[], Awaitable[None]]]
-    """What its parts have to end before the client is closed."""
+    """What closes its own client, if it has one, and its parts: the last one first."""
     stage: Stage = Stage.OPENED
+    calls_as_guest: int = 0
+    """How often it was used without a client of its own."""
     setup_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _parts: dict[Any, Any] = field(default_factory=dict)
 
@@ -110,7 +117,7 @@ class Backends:
         self._is_checked = False
         self._build: asyncio.Task[None] | None = None
         self.pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.opened: dict[asyncio.AbstractEventLoop, Backend] = {}
         self._loop_of_client: asyncio.AbstractEventLoop | None = None
         """The only event loop of a borrowed client, even when that is closed."""
@@ -155,29 +162,36 @@ class Backends:
             if kind in each._parts  # noqa: SLF001
         }
 
-    async def backend(self, stage: Stage = Stage.CHECKED) -> Backend:
+    async def backend(
+        self, stage: Stage = Stage.CHECKED, *, stays: bool = False
+    ) -> Backend:
         """Return the running loop's backend, once the database is at a stage.
 
         The first call of a process checks the server and the version of the data. The
         first one that adds sessions or events creates what is missing of collections
         and indexes. A borrowed client that belongs to another loop is refused.
+
+        A loop that ``stays`` has a client of its own. Others are guests of the loop
+        thread, until they have made as many calls as take as long as to open one.
         """
         backend = self.opened.get(running_loop())
-        if backend is None or backend.stage < stage or self.pid != os.getpid():
-            backend = await self._make_ready(stage)
+        if backend is None or backend.stage < stage or stays or self.pid != os.getpid():
+            backend = await self._make_ready(stage, stays=stays)
         return backend
 
-    async def storage(self) -> Storage:
-        return (await self.backend()).storage
+    async def storage(self, *, stays: bool = False) -> Storage:
+        return (await self.backend(stays=stays)).storage
 
-    async def _make_ready(self, stage: Stage) -> Backend:
+    async def _make_ready(self, stage: Stage, *, stays: bool) -> Backend:
         self._reset_after_fork()
         loop = running_loop()
         backend = self.opened.get(loop)
         if backend is None:
-            backend = self._open_backend(loop)
-            if backend.keeper is not None:
-                await anext(backend.keeper)
+            backend = self._open_backend(loop, stays=stays or self._uri is None)
+        elif backend.storage.host is not None:
+            backend.calls_as_guest += 1
+            if stays or backend.calls_as_guest > _CLIENT_PRICE:
+                backend.storage.connect(self._open_client(loop, backend.closers))
         async with backend.setup_lock:
             if stage is Stage.SET_UP and not self._is_set_up:
                 await self._set_up(backend.storage, builds=False)
@@ -185,8 +199,9 @@ class Backends:
                 await check(backend.storage)
                 self._is_checked = True
         if self._is_checked:
-            backend.stage = Stage.SET_UP if self._is_set_up else Stage.CHECKED
             backend.sweep.start_timer()
+            if backend.storage.host is None:
+                backend.stage = Stage.SET_UP if self._is_set_up else Stage.CHECKED
         return backend
 
     def _reset_after_fork(self) -> None:
@@ -206,21 +221,33 @@ class Backends:
         if is_to_be_built:
             self._build = background(self._set_up(storage, builds=True))
 
-    def _open_backend(self, loop: asyncio.AbstractEventLoop) -> Backend:
+    def _open_client(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        closers: list[Callable[[], Awaitable[None]]],
+    ) -> Any:
+        """Return a client for a loop, and have it closed if it is the service's."""
+        if self._uri is not None:
+            client = open_client(self._uri)
+            closers.insert(0, client.close)
+            return client
+        if belongs_to_loop(self._client):
+            if self._loop_of_client not in (None, loop):
+                raise ConfigurationError(FOREIGN_LOOP)
+            self._loop_of_client = loop
+        return self._client
+
+    def _open_backend(self, loop: asyncio.AbstractEventLoop, *, stays: bool) -> Backend:
         closers: list[Callable[[], Awaitable[None]]] = []
         with self._lock:
-            if self._uri is not None:
-                forget_closed_loops(self.opened)
-                client: Any = open_client(self._uri)
-                keeper = keep_until_loop_ends(
-                    partial(_close_client, client, closers), loop
-                )
+            forget_closed_loops(self.opened)
+            if stays:
+                host, client = None, self._open_client(loop, closers)
             else:
-                client, keeper = self._client, None
-                if belongs_to_loop(client):
-                    if self._loop_of_client not in (None, loop):
-                        raise ConfigurationError(FOREIGN_LOOP)
-                    self._loop_of_client = loop
+                there = thread_loop()
+                opened = self.opened.get(there)
+                host = (opened or self._open_backend(there, stays=True)).storage
+                client = host.client
             storage = Storage(
                 client,
                 database=self._settings.database,
@@ -230,10 +257,14 @@ class Backends:
                 latest=self._latest,
                 clock=self.clock,
                 limits=self._settings.limits,
+                host=host,
             )
             storage.has_event_index = EVENT_ONCE.name not in self._missing
             reads = SessionReads(storage, self._read_cache)
             writer = Writer(storage, BatchStore(storage))
+            keeper = None
+            if self._uri is not None:
+                keeper = keep_until_loop_ends(partial(_close_all, closers), loop)
             self.opened[loop] = entry = Backend(
                 storage=storage,
                 reads=reads,
@@ -263,11 +294,13 @@ class Backends:
         with self._lock:
             entries = self.opened.copy()
             self.opened.clear()
-        for loop, entry in entries.items():
-            if loop is running_loop():
-                await _close_backend(entry)
-            elif not loop.is_closed():
-                await _close_elsewhere(entry, loop)
+        # Each is closed, also if this is cancelled, and the host after its guests.
+        async with AsyncExitStack() as closing:
+            for loop, entry in entries.items():
+                if loop is running_loop():
+                    closing.push_async_callback(_close_backend, entry)
+                elif not loop.is_closed():
+                    closing.push_async_callback(_close_elsewhere, entry, loop)
 
 
 def _close_forgotten(
@@ -288,38 +321,32 @@ def _start_closing(entry: Backend) -> None:
 
 async def _close_backend(entry: Backend) -> None:
     try:
-        await _finish_writes(entry)
+        await _finish_and_close(entry)
     finally:
         if entry.keeper is not None:
             await anext(entry.keeper, None)
 
 
-async def _close_client(
-    client: Any, closers: list[Callable[[], Awaitable[None]]]
-) -> None:
-    for close in closers:
+async def _close_all(closers: list[Callable[[], Awaitable[None]]]) -> None:
+    while closers:
+        close = closers[-1]
         await close()
-    await client.close()
+        if close in closers:  # else another call was faster
+            closers.remove(close)
 
 
-async def _finish_writes(entry: Backend) -> None:
-    """Finish what is under way, which needs the client."""
-    for close in entry.closers:
-        await close()
+async def _finish_and_close(entry: Backend) -> None:
+    """Finish what is under way, which needs the client; then close all."""
     await entry.sweep.stop()
     await entry.writer.finish_writes()
-    await entry.storage.client_sessions.end_all()
+    if entry.storage.host is None:
+        await entry.storage.client_sessions.end_all()
+    await _close_all(entry.closers)
 
 
 async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:
     """Close a client in its own loop, which may be ending: then its keeper does it."""
-
-    async def close_in_own_loop() -> None:
-        await _finish_writes(entry)
-        if entry.keeper is not None:
-            await entry.storage.client.close()
-
-    closing = close_in_own_loop()
+    closing = _finish_and_close(entry)
     try:
         done = asyncio.run_coroutine_threadsafe(closing, loop)
     except RuntimeError:  # the loop was closed just now
@@ -337,10 +364,10 @@ _keepers: dict[asyncio.AbstractEventLoop, list[AsyncGenerator[None, None]]] = {}
 def keep_until_loop_ends(
     close: Callable[[], Awaitable[None]], loop: asyncio.AbstractEventLoop
 ) -> AsyncGenerator[None, None]:
-    """Return a generator that, once started, calls ``close`` when it or its loop ends.
+    """Return a generator that calls ``close`` when it or its loop ends.
 
     A cancellation waits for it: nobody else would close what is left of a client.
-    What is started is finished by ``loop.shutdown_asyncgens()``, which ``asyncio.run``
+    It has begun, so ``loop.shutdown_asyncgens()`` finishes it, which ``asyncio.run``
     calls when all tasks are done: the one moment a library has for it.
     """
 
@@ -368,6 +395,15 @@ def keep_until_loop_ends(
     keeper = keep()
     forget_closed_loops(_keepers)
     _keepers.setdefault(loop, []).append(keeper)
+
+    def begin() -> None:
+        with suppress(StopIteration):  # it has yielded
+            anext(keeper).send(None)
+
+    if loop is running_loop():
+        begin()
+    else:
+        loop.call_soon_threadsafe(begin)
     return keeper
 
 

@@ -287,6 +287,7 @@ class MongoSessionService(BaseSessionService):
     async def __aenter__(self) -> Self:
         running_loop()
         try:
+            await self._backends.backend(Stage.OPENED, stays=True)
             await self.setup()
         except BaseException:  # the body does not run, so nobody would close it
             await uninterrupted(self.close())

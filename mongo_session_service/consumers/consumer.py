@@ -338,7 +338,7 @@ class Consumer:
         """
         check_flag("transactional", transactional)
         check_handler(handler, transactional=transactional)
-        storage = await self._backends.storage()
+        storage = await self._backends.storage(stays=True)
         return await dead_letters.replay_dead_letters(
             storage, self.name, handler, transactional=transactional
         )
@@ -696,7 +696,8 @@ async def _claim_name(
     backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
 ) -> Checkpoint:
     """Wait for the name, and find the position to resume at."""
-    storage = await backends.storage()
+    # In its transactions handlers are called, in this loop.
+    storage = await backends.storage(stays=True)
     storage.check_watchable()
     checkpoint = Checkpoint(storage, settings)
     stands_by = False

@@ -11,10 +11,11 @@ import math
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 import pymongo
 from bson import codec_options
@@ -31,7 +32,11 @@ from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.records import SHARD_KEY, Document
 from mongo_session_service.storage import clients
 from mongo_session_service.storage.clients import Driver
+from mongo_session_service.storage.failures import Effect, repeat
+from mongo_session_service.storage.loop_thread import in_loop_thread
 from mongo_session_service.storage.tasks import uninterrupted
+
+Result = TypeVar("Result")
 
 _BREAK: Final = 1.5
 """Seconds without an answer after which MongoDB may have been away meanwhile."""
@@ -155,22 +160,32 @@ class Database:
         latest: LatestWrite | None = None,
         clock: ServerClock | None = None,
         limits: Limits = DEFAULT,
+        host: Self | None = None,
     ) -> None:
-        self.client = client
         self.limits = limits
         self.latest = latest or LatestWrite()
         self.clock = clock or ServerClock()
         self.hooks = hooks
-        self.driver = Driver.detect(client)
-        self.contact = PrimaryContact(self.known_primary)
         self.prefix = prefix
         self.has_transactions = transactions
         self.has_event_index = True
+        self._name = database
+        self.connect(client, host)
+
+    def connect(self, client: Any, host: Self | None = None) -> None:
+        """Use another client from now on; work under way goes on with the one before.
+
+        The client is the ``host``'s, in whose event loop the work is done, or else is
+        of the loop that uses this database.
+        """
+        self.client, self.host = client, host
+        self.driver = Driver.detect(client)
+        self.contact = PrimaryContact(self.known_primary)
         self.database = (
-            client.get_database(database)
+            client.get_database(self._name)
             if self.driver is Driver.MOCK
             else client.get_database(
-                database,
+                self._name,
                 codec_options=CODEC_OPTIONS,
                 read_preference=_PRIMARY,
                 read_concern=_LOCAL,
@@ -178,6 +193,30 @@ class Database:
             )
         )
         self._collections: dict[str, Any] = {}
+
+    async def with_client(self, work: Callable[[Self], Awaitable[Result]]) -> Result:
+        """Call a function in the client's event loop, with this or the host's database.
+
+        Whatever talks to MongoDB is called so.
+        """
+        if self.host is None:
+            return await work(self)
+        return await in_loop_thread(work, self.host)
+
+    async def repeat(
+        self,
+        work: Callable[[Self], Awaitable[Result]],
+        effect: Effect,
+        *,
+        patient: bool = False,
+    ) -> Result:
+        """Do something with the client by the one rule of retries: :func:`repeat`."""
+
+        async def run(database: Self) -> Result:
+            attempt = partial(work, database)
+            return await repeat(database.client, attempt, effect, patient=patient)
+
+        return await self.with_client(run)
 
     def collection(self, name: str) -> Any:
         """Return a collection by its name without the prefix."""

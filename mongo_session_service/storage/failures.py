@@ -51,7 +51,7 @@ _FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"
-    " that uses them, or give the service a URI: it then opens a client per loop."
+    " that uses them, or give the service a URI: it then works in any loop."
 )
 
 _CLOSED: Final = "The client was closed. Give the service an open one, or a URI."

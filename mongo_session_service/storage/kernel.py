@@ -99,7 +99,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from bson.timestamp import Timestamp
 from pymongo.errors import (
@@ -107,6 +107,7 @@ from pymongo.errors import (
     NetworkTimeout,
     ServerSelectionTimeoutError,
 )
+from typing_extensions import override
 
 from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
 from mongo_session_service.model.records import Document
@@ -114,7 +115,6 @@ from mongo_session_service.storage import snapshots
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.failures import (
     Effect,
-    repeat,
     reporting_partial_removal,
     translate_error,
 )
@@ -163,10 +163,18 @@ class ScannedPage(NamedTuple):
 class Storage(Database):
     """The kernel: what one event loop uses of one database."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.client_sessions = ClientSessions(self, _KEPT_CLIENT_SESSIONS)
-        """Those in which batches are committed: their ids stand beside leases."""
+    client_sessions: ClientSessions
+    """Those in which batches are committed: their ids stand beside leases."""
+
+    @override
+    def connect(self, client: Any, host: Self | None = None) -> None:
+        super().connect(client, host)
+        own = ClientSessions(self, _KEPT_CLIENT_SESSIONS)
+        self.client_sessions = host.client_sessions if host else own
+
+    async def client_session_ids(self) -> list[Document]:
+        """Return the ids of the client sessions; none without transactions."""
+        return await self.with_client(lambda it: it.client_sessions.ids())
 
     def why_unusable(self) -> str | None:
         """Return why no primary can be used, as far as known; None if one can."""
@@ -192,14 +200,13 @@ class Storage(Database):
         """
         answering = partial(
             snapshots.answer_queries,
-            self,
-            queries,
+            queries=queries,
             as_of=as_of,
             not_before=not_before,
             whole=whole,
             encoded=encoded,
         )
-        return await repeat(self.client, answering, Effect.HARMLESS, patient=patient)
+        return await self.repeat(answering, Effect.HARMLESS, patient=patient)
 
     async def find_one(self, query: Query, *, patient: bool = False) -> Document | None:
         """Read the first document that matches a query; None if there is none."""
@@ -288,13 +295,13 @@ class Storage(Database):
         """
         effect = Effect.RECOGNISED if self.has_transactions else Effect.UNKNOWN
 
-        def attempt() -> Awaitable[Result]:
+        def attempt(database: Database) -> Awaitable[Result]:
             if not self.has_transactions:
-                return uninterrupted(work(Transaction(self, None)))
-            running = run_committed(self, work, time_limit, attempts, kept=kept)
+                return uninterrupted(work(Transaction(database, None)))
+            running = run_committed(database, work, time_limit, attempts, kept=kept)
             return uninterrupted(running)
 
-        return await repeat(self.client, attempt, effect, patient=patient)
+        return await self.repeat(attempt, effect, patient=patient)
 
     async def find_and_update(
         self,
@@ -381,16 +388,15 @@ class Storage(Database):
             "maxTimeMS": 1000 * time_limit,
         }
 
-        async def run() -> None:
+        async def run(database: Database) -> None:
             try:
-                await self.database.command(command)
+                await database.database.command(command)
             except ExecutionTimeout:
                 message = f"MongoDB did not copy within {time_limit} seconds."
                 raise TooLateError(message) from None
 
         # What is copied twice is there once.
-        copying = repeat(self.client, run, Effect.HARMLESS, patient=False)
-        await uninterrupted(copying)
+        await uninterrupted(self.repeat(run, Effect.HARMLESS))
 
     def lease(self, collection: str, id_: object, path: str = "") -> Lease:
         """The lease in a document, at a path in it such as ``turn.``; not held yet."""
@@ -418,13 +424,13 @@ class Storage(Database):
 
         It is for what is no document: indexes, statistics, privileges.
         """
-        target = self.client[database] if database else self.database
 
-        async def run() -> Document:
+        async def run(it: Database) -> Document:
+            target = it.client[database] if database else it.database
             reply: Document = await target.command(command)
             return reply
 
-        return await repeat(self.client, run, Effect.HARMLESS, patient=patient)
+        return await self.repeat(run, Effect.HARMLESS, patient=patient)
 
     async def ask_time(self) -> float:
         """Return the server's time, and set the service's clock by it."""
@@ -457,13 +463,17 @@ class Storage(Database):
 
     async def oplog_window(self) -> float | None:
         """The seconds of changes that the oplog holds; None if there is no oplog."""
-        oplog = self.client["local"]["oplog.rs"]
-        finding = partial(oplog.find_one, {}, {"ts": 1}, sort=[("$natural", 1)])
-        first = await repeat(self.client, finding, Effect.HARMLESS, patient=False)
-        if first is None:
+        finding = {
+            "find": "oplog.rs",
+            "projection": {"ts": 1},
+            "sort": {"$natural": 1},
+            "limit": 1,
+        }
+        reply = await self.command(finding, database="local")
+        if not (found := reply["cursor"]["firstBatch"]):
             return None
         latest = await self.latest_time()
-        return float(latest.time - first["ts"].time)
+        return float(latest.time - found[0]["ts"].time)
 
     async def oplog_window_if_known(self) -> float | None:
         """The same; None too if MongoDB fails, refuses or is slow."""
@@ -483,14 +493,18 @@ class Storage(Database):
         """Write outside of transactions."""
         seconds = self.write_timeout if time_limit is None else max(time_limit, 0.0)
 
-        async def write_in_time() -> Result:
+        async def write_in_time(database: Database) -> Result:
             try:
-                async with asyncio.timeout(seconds), self.write_session() as session:
-                    return await write(Transaction(self, session))
+                async with (
+                    asyncio.timeout(seconds),
+                    database.write_session() as session,
+                ):
+                    return await write(Transaction(database, session))
             except TimeoutError:
                 raise NetworkTimeout from None
 
-        def attempt() -> Awaitable[Result]:
-            return uninterrupted(write_in_time()) if shielded else write_in_time()
+        def attempt(database: Database) -> Awaitable[Result]:
+            writing = write_in_time(database)
+            return uninterrupted(writing) if shielded else writing
 
-        return repeat(self.client, attempt, Effect.UNKNOWN, patient=patient)
+        return self.repeat(attempt, Effect.UNKNOWN, patient=patient)

@@ -42,8 +42,12 @@ from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.errors import MongoSessionServiceError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.database import boot_time, kill_client_sessions
-from mongo_session_service.storage.failures import Effect, TimeLimitError, repeat
+from mongo_session_service.storage.database import (
+    Database,
+    boot_time,
+    kill_client_sessions,
+)
+from mongo_session_service.storage.failures import Effect, TimeLimitError
 from mongo_session_service.storage.snapshots import find_documents
 from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.tasks import (
@@ -147,32 +151,34 @@ class Lease:
             change["$unset"] = names
         time_limit = max(min(time_limit, seconds), _LOCK_WAIT_SECONDS)
 
-        async def take(free: Document) -> Document | None:
+        async def take(database: Database, free: Document) -> Document | None:
             self.renewed_at = time.monotonic()
             free = {"_id": self.id, **(where or {}), **free}
             asked_at = boot_time()
-            updating = self._update_lease(free, change, time_limit)
+            updating = self._update_lease(database, free, change, time_limit)
             found = await asyncio.wait_for(
                 self.write_past_dead_holder(updating), seconds + 1
             )
-            self.storage.contact.note_answer(asked_at)
+            database.contact.note_answer(asked_at)
             self.epoch, self.found = (found["epoch"], found) if found else (0, {})
             return found
 
-        async def acquire() -> Document | None:
+        async def acquire(database: Database) -> Document | None:
             try:
-                found = await take({"$or": is_free})
+                found = await take(database, {"$or": is_free})
                 self.replaces_dead = found is None
                 if found is None:
-                    watching = self._watch_expired()
+                    watching = self._watch_expired(database)
                     if dead := await asyncio.wait_for(watching, seconds + 1):
-                        found = await take(_as_seen(dead, path))
+                        found = await take(database, _as_seen(dead, path))
             except ExecutionTimeout:  # another writer's transaction holds the document
                 return None
             return found
 
         # A cancellation need not wait for more attempts.
-        return await self._repeat(lambda: uninterrupted(acquire()), patient=patient)
+        return await self._repeat(
+            lambda it: uninterrupted(acquire(it)), patient=patient
+        )
 
     async def release_lease(
         self,
@@ -193,26 +199,25 @@ class Lease:
         if ended is not None:
             change["$set"] = {f"{path}ended": ended}
 
-        async def release() -> Document | None:
+        async def release(database: Database) -> Document | None:
             async with asyncio.timeout(self.storage.limits.lease_seconds):
-                return await self._update_lease(mine, change)
+                return await self._update_lease(database, mine, change)
 
         return await self._repeat(release)
 
     async def _repeat(
-        self, work: Callable[[], Awaitable[Result]], *, patient: bool = False
+        self, work: Callable[[Database], Awaitable[Result]], *, patient: bool = False
     ) -> Result:
-        async def attempt() -> Result:
+        async def attempt(database: Database) -> Result:
             try:
-                return await work()
+                return await work(database)
             except TimeoutError:
                 seconds = self.storage.limits.lease_seconds
                 message = f"no answer within {seconds:g} seconds"
                 raise TimeLimitError(message) from None
 
         # A lease that was taken or released by a lost request is recognised.
-        client = self.storage.client
-        return await repeat(client, attempt, Effect.RECOGNISED, patient=patient)
+        return await self.storage.repeat(attempt, Effect.RECOGNISED, patient=patient)
 
     async def write_past_dead_holder(self, write: Awaitable[Result]) -> Result:
         """Await a write to its document, which a dead holder may have locked."""
@@ -232,53 +237,57 @@ class Lease:
 
     async def end_dead_holder(self) -> None:
         """Kill the client sessions of a holder that no longer renews."""
-        storage = self.storage
-        if not storage.has_transactions:
-            return
-        watch = self._watch_expired
-        dead = await repeat(storage.client, watch, Effect.HARMLESS, patient=False)
-        if dead is None:
-            return
-        left = [
-            each
-            for each in dead["holder"].get("client_sessions", ())
-            if each not in self.client_sessions
-        ]
-        if left:
-            await kill_client_sessions(storage.client, left)
 
-    async def _watch_expired(self) -> Document | None:
+        async def end(database: Database) -> None:
+            if (dead := await self._watch_expired(database)) is None:
+                return
+            left = [
+                each
+                for each in dead["holder"].get("client_sessions", ())
+                if each not in self.client_sessions
+            ]
+            if left:
+                await kill_client_sessions(database.client, left)
+
+        if self.storage.has_transactions:
+            await self.storage.repeat(end, Effect.HARMLESS)
+
+    async def _watch_expired(self, database: Database) -> Document | None:
         """The lease if another's has expired, and would be renewed by now."""
         enough = self.storage.limits.lease_seconds / 2
-        while expired := await self._load_expired():
-            if self.storage.contact.has_lasted(enough):
+        while expired := await self._load_expired(database):
+            if database.contact.has_lasted(enough):
                 break
             await asyncio.sleep(enough / 10)
         return expired
 
-    async def _load_expired(self) -> Document | None:
+    async def _load_expired(self, database: Database) -> Document | None:
         """The lease if another's has expired."""
-        storage, path = self.storage, self.path
+        path = self.path
         expired = {
             "_id": self.id,
             f"{path}holder.token": {"$nin": [None, self.token]},
-            "$expr": renewed_at_condition(storage, "$lt", path),
+            "$expr": renewed_at_condition(database, "$lt", path),
         }
         fields = (f"{path}holder", f"{path}renewed_at")
         query = Query(self.collection, expired, limit=1, fields=fields)
         asked_at = boot_time()
-        found = await find_documents(storage, query)
-        storage.contact.note_answer(asked_at)
+        found = await find_documents(database, query)
+        database.contact.note_answer(asked_at)
         return self._lease_in(found[0]) if found else None
 
     async def _update_lease(
-        self, where: Document, change: Document, time_limit: float | None = None
+        self,
+        database: Database,
+        where: Document,
+        change: Document,
+        time_limit: float | None = None,
     ) -> Document | None:
         """Update the lease and return it; None if its document does not match."""
         update = Update(self.collection, where, change)
         fields = tuple(filter(None, [self.path.rstrip(".")]))
-        async with self.storage.write_session() as session:
-            tx = Transaction(self.storage, session)
+        async with database.write_session() as session:
+            tx = Transaction(database, session)
             found = await tx.find_and_update(
                 update, fields=fields, time_limit=time_limit
             )
@@ -314,11 +323,11 @@ def lease_has_expired(storage: Storage, lease: Document, now: float) -> bool:
     return now - renewed.timestamp() > storage.limits.lease_seconds
 
 
-def renewed_at_condition(storage: Storage, operator: str, path: str = "") -> Document:
+def renewed_at_condition(database: Database, operator: str, path: str = "") -> Document:
     """Return the expression that compares a renewal with the oldest valid one."""
-    seconds = storage.limits.lease_seconds
+    seconds = database.limits.lease_seconds
     since: Any = {"$subtract": ["$$NOW", round(seconds * 1000)]}
-    if storage.is_mock:  # which knows no $$NOW
+    if database.is_mock:  # which knows no $$NOW
         since = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
     return {operator: [{"$ifNull": [f"${path}renewed_at", _NEVER]}, since]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -107,7 +107,7 @@ async def examined_hello(storage: Storage) -> dict[str, Any]:
     if storage.is_mock:
         message = "There is no MongoDB behind mongomock to examine."
         raise ConfigurationError(message)
-    return await _repeat(storage, partial(ask_hello, storage.client))
+    return await storage.repeat(lambda it: ask_hello(it.client), Effect.HARMLESS)
 
 
 async def require_answer(uri: str, limit: float) -> None:
@@ -182,20 +182,26 @@ class NotCreatedError(StorageError):
 
 async def collection_names(storage: Storage) -> set[str]:
     """Return the names of the service's collections, without its prefix."""
-    names = await _repeat(storage, storage.database.list_collection_names)
+    names = await storage.repeat(
+        lambda it: it.database.list_collection_names(), Effect.HARMLESS
+    )
     prefix = storage.prefix
     return {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
 
 
 async def index_information(storage: Storage, collection: str) -> dict[str, Any]:
     """Return the keys and options of each index, by name."""
-    return await _repeat(storage, storage.collection(collection).index_information)
+    return await storage.repeat(
+        lambda it: it.collection(collection).index_information(), Effect.HARMLESS
+    )
 
 
 async def count_documents(storage: Storage, collection: str) -> int:
     """Estimate the number of documents, without reading them."""
-    counted = storage.collection(collection).estimated_document_count
-    return await _repeat(storage, counted)
+    return await storage.repeat(
+        lambda it: it.collection(collection).estimated_document_count(),
+        Effect.HARMLESS,
+    )
 
 
 async def storage_stats(
@@ -229,18 +235,19 @@ async def create_collection(
     if not storage.is_mock:
         options = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
 
-    async def create(**more: Any) -> None:
+    async def create(it: Storage, **more: Any) -> None:
         with suppress(CollectionInvalid):
             try:
-                await storage.database.create_collection(name, **options, **more)
+                await it.database.create_collection(name, **options, **more)
             except OperationFailure as error:
                 if error.code in _OPTIONS_REFUSED and more:
-                    await create()
+                    await create(it)
                 elif error.code != _NAMESPACE_EXISTS:
                     raise
 
-    more = _COMPRESSED if compressed and not storage.is_mock else {}
-    await _repeat(storage, partial(create, **more))
+    more: dict[str, Any] = _COMPRESSED if compressed and not storage.is_mock else {}
+    # What is created twice is there once.
+    await storage.repeat(partial(create, **more), Effect.HARMLESS)
 
 
 async def create_indexes(
@@ -253,12 +260,12 @@ async def create_indexes(
     Raises:
         NotCreatedError: of several none may be created.
     """
-    target = storage.collection(collection)
-    if not storage.is_mock:
-        target = target.with_options(write_concern=_PRIMARY_ONLY)
     models = [IndexModel(keys, **options) for keys, options in indexes]
 
-    async def create() -> None:
+    async def create(it: Storage) -> None:
+        target = it.collection(collection)
+        if not it.is_mock:
+            target = target.with_options(write_concern=_PRIMARY_ONLY)
         try:
             await target.create_indexes(models)
         except OperationFailure as error:
@@ -266,12 +273,7 @@ async def create_indexes(
                 raise
             raise NotCreatedError(_REASONS[error.code]) from None
 
-    await _repeat(storage, create)
-
-
-async def _repeat(storage: Storage, work: Callable[[], Awaitable[Result]]) -> Result:
-    # What is created twice is there once.
-    return await repeat(storage.client, work, Effect.HARMLESS, patient=False)
+    await storage.repeat(create, Effect.HARMLESS)
 
 
 def initiate_replica_set(

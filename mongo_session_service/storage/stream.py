@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from copy import copy
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
@@ -104,6 +105,8 @@ class Stream:
         Where a change ``needs_document``, that is read as it is now.
         """
         self._database = database
+        self._opened = copy(database)
+        """The database with the client that the stream is, or will be, open in."""
         self._pipeline, self._slim_pipeline = pipeline, slim
         self._needs_document = needs_document
         self._start = start
@@ -135,9 +138,12 @@ class Stream:
         it has failed for ``RETRY_LIMIT`` seconds in a row.
         """
         waiting = pauses()
+        if self._opened.client is not self._database.client:
+            await self.close_cursor()
+            self._opened = copy(self._database)
         while True:
             try:
-                return await self._read()
+                return await self._opened.with_client(self._read)
             except (PyMongoError, TimeoutError) as error:
                 if not self._switch_to_slim_pipeline(error):
                     check_stream(error)
@@ -155,15 +161,15 @@ class Stream:
         self._slim = True
         return True
 
-    async def _read(self) -> Document | None:
-        silence = self._database.limits.stream_silence_seconds
+    async def _read(self, _: Database) -> Document | None:
+        silence = self._opened.limits.stream_silence_seconds
         try:
             with ReraisedCancellation():
                 async with asyncio.timeout(silence if self._is_level else _SEARCH):
                     change = await self._try_next()
         except BaseException as error:
             if isinstance(error, PyMongoError):
-                await renew_connections(self._database.client, error)
+                await renew_connections(self._opened.client, error)
             # A change that was read but not returned is read again.
             await self.close_cursor()
             raise
@@ -182,7 +188,7 @@ class Stream:
         if self._is_polling and not self.has_more:
             await asyncio.sleep(_POLL)
         call = self._change_stream.try_next()
-        if self._database.driver is Driver.MOTOR:
+        if self._opened.driver is Driver.MOTOR:
             # A cancellation does not stop its thread, which may open a cursor.
             self._thread = background(call)
             call = asyncio.shield(self._thread)
@@ -192,7 +198,7 @@ class Stream:
             if not self._change_stream.alive:
                 raise TimeoutError  # the server closed it
         elif self._needs_document(change):
-            collection = self._database.database[change["ns"]["coll"]]
+            collection = self._opened.database[change["ns"]["coll"]]
             change["fullDocument"] = await collection.find_one(change["documentKey"])
         return change
 
@@ -200,11 +206,11 @@ class Stream:
         pipeline = self._slim_pipeline if self._slim else self._pipeline
         is_time = isinstance(self._start, Timestamp)
         start = "start_at_operation_time" if is_time else "start_after"
-        seconds = self._database.limits.stream_await_seconds
+        seconds = self._opened.limits.stream_await_seconds
         await_ms = 1 if self._is_polling else round(1000 * seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
         self._change_stream = await self._exits.enter_async_context(
-            open_change_stream(self._database, pipeline, **where)
+            open_change_stream(self._opened, pipeline, **where)
         )
         self._note_resuming()
 
@@ -217,11 +223,15 @@ class Stream:
     async def close_cursor(self) -> None:
         """Close the server's cursor; the next call opens another."""
         self._change_stream, self._cursor = None, None
-        with suppress(PyMongoError, TimeoutError):
+
+        async def close(_: Database) -> None:
             async with asyncio.timeout(_CLOSING_SECONDS):
                 if self._thread is not None:
                     await asyncio.wait([self._thread])
                 await self._exits.aclose()
+
+        with suppress(PyMongoError, TimeoutError):
+            await self._opened.with_client(close)
 
 
 def check_stream(error: Exception) -> None:

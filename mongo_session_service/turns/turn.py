@@ -348,7 +348,7 @@ class Turn:
     async def _acquire(self, ticket: Ticket | None = None) -> bool:
         """Acquire the turn if it is free, and not awaited by those with a ticket."""
         storage = self._lease.storage
-        self._lease.client_sessions = await storage.client_sessions.ids()
+        self._lease.client_sessions = await storage.client_session_ids()
         where = waiting_line.stored_session_filter(storage, self.key)
         if ticket is None:
             where["turn.is_awaited"] = None

@@ -244,6 +244,18 @@ class Get(Workload):
 
 
 @dataclass(kw_only=True)
+class GetInNewLoop(Get):
+    """The same in an event loop that is made for the call, as web frameworks do it."""
+
+    @override
+    async def sample(self, seconds: float) -> Sample:
+        async def run() -> Session:
+            return await asyncio.to_thread(lambda: asyncio.run(self._get()))
+
+        return await sample_calls(run, seconds, self.contestant.server_cpu)
+
+
+@dataclass(kw_only=True)
 class ListSessions(Workload):
     """list_sessions of a user."""
 
@@ -319,6 +331,7 @@ def make_workloads() -> dict[str, Workload]:
         Append("append, 10,000 events", events=10_000, is_heavy=True),
         AppendGrowingList("append a list of 10,000"),
         Get("get none of 500", events=500, recent=0),
+        GetInNewLoop("get none, in new loops", events=500, recent=0),
         Get("get last 20 of 500", events=500, recent=20),
         Get("get last 20 of 10,000", events=10_000, recent=20, is_heavy=True),
         Get("get all of 500", events=500),

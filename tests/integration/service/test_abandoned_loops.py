@@ -50,17 +50,27 @@ async def watch(service: MongoSessionService) -> Any:
 
 
 def abandon_at(
-    iteration: int, service: MongoSessionService, work: Work, *, shuts_down: bool
+    iteration: int,
+    service: MongoSessionService,
+    work: Work,
+    *,
+    shuts_down: bool,
+    settles: bool,
 ) -> None:
-    """End a loop in one iteration of some work."""
+    """End a loop in one iteration of some work, or soon if there are not so many."""
     selector = CountingSelector()
     loop = asyncio.SelectorEventLoop(selector)
     selector.call = loop.stop
+    if settles:
+        loop.run_until_complete(service._backends.backend(stays=True))  # noqa: SLF001
     if shuts_down:  # else what it removes would stay locked for a minute
         loop.run_until_complete(service.create_session(**IDS, ttl=0.001))
     kept = loop.run_until_complete(work(service))
     selector.left = iteration
+    timer = loop.call_later(60 if settles else 0.05, loop.stop)
     loop.run_forever()
+    timer.cancel()
+    selector.left = 0
     if shuts_down:
         loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
@@ -90,11 +100,14 @@ def _few_objects() -> Iterator[None]:
     r"ignore:coroutine .* was never awaited:RuntimeWarning",
     r"ignore:Unclosed AsyncMongoClient:ResourceWarning",
 )
-@pytest.mark.parametrize("shuts_down", [True, False])
+@pytest.mark.parametrize(
+    ("shuts_down", "settles"), [(True, True), (False, True), (True, False)]
+)
 @pytest.mark.parametrize("work", [sweep, watch])
 def test_background_tasks_end_silently_with_their_loop(
     work: Work,
     shuts_down: bool,  # noqa: FBT001  a parameter of the test
+    settles: bool,  # noqa: FBT001  whether the loop has a client of its own
     mongodb_uri: str,
     database: str,
     limits: Limits,
@@ -103,7 +116,7 @@ def test_background_tasks_end_silently_with_their_loop(
     """Wherever they wait, nothing is repeated, logged or raised when they are gone."""
     service = MongoSessionService(mongodb_uri, database=database, _limits=limits)
     for iteration in range(1, ITERATIONS, 4):
-        abandon_at(iteration, service, work, shuts_down=shuts_down)
+        abandon_at(iteration, service, work, shuts_down=shuts_down, settles=settles)
         asyncio.run(collect())
     asyncio.run(service.list_sessions(app_name="app"))  # lets go of the last loop
     asyncio.run(collect())

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,9 +25,11 @@ THREADS = 10
 
 
 @pytest.fixture
-def shared(mongodb_uri: str, database: str) -> MongoSessionService:
-    """A service that no loop has used yet, and that nobody closes."""
-    return MongoSessionService(victim_uri(mongodb_uri), database=database)
+def shared(mongodb_uri: str, database: str) -> Iterator[MongoSessionService]:
+    """A service that no loop has used yet."""
+    service = MongoSessionService(victim_uri(mongodb_uri), database=database)
+    yield service
+    asyncio.run(service.close())
 
 
 async def use(service: MongoSessionService, session_id: str) -> None:
@@ -57,8 +59,13 @@ def wait_until_disconnected(admin: MongoClient) -> None:
 
 def test_five_loops_in_a_row(shared: MongoSessionService, admin: MongoClient) -> None:
     """A service outlives its loops, and every client is closed with its loop."""
+
+    async def enter_and_use(number: int) -> None:
+        async with shared:
+            await use(shared, f"s{number}")
+
     for number in range(5):
-        asyncio.run(use(shared, f"s{number}"))
+        asyncio.run(enter_and_use(number))
         wait_until_disconnected(admin)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
+from mongo_session_service.storage.loop_thread import thread_loop
 
 NOWHERE = "mongodb://127.0.0.1:1/adk?replicaSet=rs0"
 DESCRIPTORS = Path("/proc/self/fd")
@@ -72,6 +73,7 @@ async def test_forgotten_services_close_their_clients(
     mongodb_uri: str, database: str
 ) -> None:
     """Once nobody refers to one any more, in a process that goes on."""
+    thread_loop()  # which stays
     before = opened()
     for uri in (mongodb_uri, NOWHERE + "&serverSelectionTimeoutMS=1") * 3:
         service = MongoSessionService(uri, database=database)
@@ -85,6 +87,7 @@ async def test_a_cancelled_close_closes_the_client(
     mongodb_uri: str, database: str
 ) -> None:
     """Wherever the cancellation arrives: nobody could close it afterwards."""
+    thread_loop()  # which stays
     before = opened()
     for steps in range(12):
         service = MongoSessionService(mongodb_uri, database=database)

@@ -78,8 +78,8 @@ async def test_a_living_process_keeps_its_turns_and_consumers(
         may_renew.wait(60)
         renew(*arguments)
 
-    async def look(self: lease.Lease) -> Any:
-        found = await load_expired(self)
+    async def look(self: lease.Lease, storage: Any) -> Any:
+        found = await load_expired(self, storage)
         if found is not None:
             seen.add(self.collection)
         if seen == {"sessions", "leases"}:

@@ -1,0 +1,99 @@
+"""Loop thread: one thread whose event loop has clients for loops that end soon.
+
+A client works in one event loop. Flask, Django, Celery and ADK's ``Runner.run()`` start
+a loop for each call; the client that these use is in this thread's loop, which stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Final, TypeVar
+
+from mongo_session_service.storage.tasks import running_loop
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+THREAD_NAME: Final = "mongo-session-service-loop"
+_END_SECONDS: Final = 5.0
+"""Seconds that the end of the process waits until the clients are closed."""
+
+
+class _LoopThread(threading.Thread):
+    def __init__(self) -> None:
+        super().__init__(name=THREAD_NAME, daemon=True)
+        self.loop = asyncio.new_event_loop()
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.get_loop().run_forever()
+
+
+_threads: Final[dict[int, _LoopThread]] = {}
+"""By process, since a thread stays in the parent of one that is forked."""
+
+
+def thread_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process's thread, which the first call starts."""
+    thread = _threads.get(os.getpid())
+    if thread is None:
+        made = _LoopThread()
+        thread = _threads.setdefault(os.getpid(), made)
+        if thread is made:
+            thread.start()
+        else:  # another thread was faster
+            made.loop.close()
+    return thread.loop
+
+
+@atexit.register
+def _end_thread() -> None:
+    """Close the loop as ``asyncio.run()`` does, and with it its clients."""
+    if (thread := _threads.pop(os.getpid(), None)) is not None:
+        thread.loop.call_soon_threadsafe(thread.loop.stop)
+        thread.join(_END_SECONDS)
+
+
+async def in_loop_thread(
+    work: Callable[[Argument], Awaitable[Result]], argument: Argument
+) -> Result:
+    """Call a function in the thread's loop, in the caller's context; await its result.
+
+    A cancellation cancels what runs there, and waits for its end.
+    """
+    here, there = running_loop(), thread_loop()
+    if here is there:
+        return await work(argument)
+    ended, context = here.create_future(), copy_context()
+    task: asyncio.Task[Result]
+
+    async def run() -> Result:
+        return await work(argument)
+
+    def start() -> None:
+        nonlocal task
+        task = there.create_task(run(), context=context)
+        task.add_done_callback(end)
+
+    def end(task: asyncio.Task[Result]) -> None:
+        task.cancelled() or task.exception()  # perhaps nobody waits for it any more
+        with suppress(RuntimeError):  # the caller's loop is closed
+            here.call_soon_threadsafe(ended.set_result, None)
+
+    there.call_soon_threadsafe(start)
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            there.call_soon_threadsafe(lambda: task.cancel())  # noqa: PLW0108  it is made by then
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
