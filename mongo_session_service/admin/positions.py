@@ -11,6 +11,7 @@ from bson.timestamp import Timestamp
 from mongo_session_service.consumers.checkpoint import (
     Checkpoint,
     ConsumerSettings,
+    ConsumerStatus,
     Position,
 )
 from mongo_session_service.errors import (
@@ -52,31 +53,28 @@ async def count_log(service: MongoSessionService, app_name: str | None) -> int:
 
 
 async def reset_consumer(
-    service: MongoSessionService, name: str, position: Position
+    service: MongoSessionService, status: ConsumerStatus, position: Position
 ) -> None:
     """Set the position after which a consumer reads on; its dead letters stay."""
-    async with _claimed_checkpoint(service, name) as checkpoint:
+    async with _claimed_checkpoint(service, status) as checkpoint:
         await checkpoint.move_to(position)
 
 
-async def remove_consumer(service: MongoSessionService, name: str) -> None:
-    async with _claimed_checkpoint(service, name) as checkpoint:
+async def remove_consumer(service: MongoSessionService, status: ConsumerStatus) -> None:
+    async with _claimed_checkpoint(service, status) as checkpoint:
         await checkpoint.delete_name()
 
 
 @asynccontextmanager
 async def _claimed_checkpoint(
-    service: MongoSessionService, name: str
+    service: MongoSessionService, status: ConsumerStatus
 ) -> AsyncIterator[Checkpoint]:
     """Claim a consumer's name, so that no other reader has it meanwhile."""
-    who = f"Consumer {quoted(name)}"
     storage = await backends_of(service).storage()
-    stored = await storage.find_one(Query("checkpoints", {"_id": name}))
-    if stored is None:
-        raise MongoSessionServiceError(f"{who} does not exist.")
-    settings = ConsumerSettings(name, stored["app_name"])
+    settings = ConsumerSettings(status.name, status.app_name)
     checkpoint = Checkpoint(storage, settings)
     if not await checkpoint.claim():
+        who = f"Consumer {quoted(status.name)}"
         raise MongoSessionServiceError(f"{who} runs: stop its program first.")
     try:
         yield checkpoint

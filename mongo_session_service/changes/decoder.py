@@ -154,7 +154,7 @@ class ChangeRecord:
 
     def change(self) -> Change:
         """Decode it; a StorageError if this release of ADK, or the hook, cannot."""
-        fields = {"time": self.time, **self._decode(self.content)}
+        fields = {"time": self.time, **self._decoded_fields(self.content)}
         try:
             return self._build_change(fields)
         except ValidationError:  # it may quote what is stored
@@ -167,7 +167,7 @@ class ChangeRecord:
         owner: Document = dict(zip(SessionKey._fields, self.owner, strict=False))
         return Change(**{"kind": self.kind, **owner, **fields})
 
-    def _decode(self, content: Document) -> Document:
+    def _decoded_fields(self, content: Document) -> Document:
         hooks, document = self.hooks, content.get("document", {})
         documents.check_needs(document)
         fields: Document = {}

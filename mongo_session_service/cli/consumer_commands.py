@@ -259,7 +259,7 @@ async def remove(
         )
         if not dry_run:
             options.require_confirmation(f"This removes {what}.", is_agreed=is_agreed)
-            await admin.positions.remove_consumer(service, name)
+            await admin.positions.remove_consumer(service, status)
     terminal.show_result(
         {"name": name, "dead_letters": status.dead_letters},
         f"{'Would remove' if dry_run else 'Removed'} {what}.",
@@ -312,7 +312,7 @@ async def reset(
         what = f"{printable(name)} in {address.location} {effect}"
         if not dry_run:
             options.require_confirmation(f"Then {what}.", is_agreed=is_agreed)
-            await admin.positions.reset_consumer(service, name, position)
+            await admin.positions.reset_consumer(service, status, position)
     terminal.show_result(
         {"name": name, "to": start, "events": events},
         f"{'Then' if dry_run else 'From now on'} {what}.",

@@ -93,22 +93,12 @@ class Position:
         """Whether the log follows, as of ``reached``, and not changes since."""
         return self.is_replaying and self.start == _next_time(self.reached)
 
-    def after_replayed(self, id_: Document) -> Position:
-        return replace(self, replayed=id_)
-
     def after_changes(self, until: Timestamp) -> Position:
         """Make the position of a replay after all changes until a time."""
         return replace(self, start=_next_time(until), reached=until, passed=None)
 
-    def after_replay(self) -> Position:
-        """Make the position after the replay, before the changes since its time."""
-        return replace(self, is_replaying=False, replayed=None)
-
     def after_change(self, mark: str, cluster_time: Timestamp) -> Position:
         return replace(self, start=cluster_time, reached=cluster_time, passed=mark)
-
-    def after_silence(self, token: Document) -> Position:
-        return replace(self, start=token, passed=None)
 
     def advanced_to(self, now: Timestamp) -> Position:
         """Make this position, known to be current at a time."""

@@ -7,6 +7,7 @@ saves that position once the change is handled.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple, TypeGuard
 
@@ -113,22 +114,19 @@ class Fetcher:
         elif token:
             self._read_until = decoder.time_of_token(token)
         if self._catching_up_to and self._catching_up_to <= self._read_until:
-            await self._end_catching_up(self._catching_up_to)
+            await self.close_change_stream()
+            self.position = self.position.after_changes(self._catching_up_to)
+            self._stream = self._passed = self._catching_up_to = None
             return None  # a change after it is read again
         if change is not None:
             return self._fetched_change(change)
         if token and token != self._latest_token and self._passed is None:
-            self.position = self.position.after_silence(token)
+            self.position = replace(self.position, start=token, passed=None)
         return None
 
     async def _begin_to_catch_up(self) -> None:
         """Read what has changed in the part that was replayed, before going on."""
         self._catching_up_to = await self._storage.latest_time(patient=True)
-
-    async def _end_catching_up(self, until: Timestamp) -> None:
-        await self.close_change_stream()
-        self._stream = self._passed = self._catching_up_to = None
-        self.position = self.position.after_changes(until)
 
     def _fetched_change(self, change: Document) -> FetchedChange | None:
         """Return the change that an event of the stream results in, if any."""
@@ -168,7 +166,9 @@ class Fetcher:
                 await self._begin_to_catch_up()
                 return None
             if not page:
-                self.position = self.position.after_replay()
+                self.position = replace(
+                    self.position, is_replaying=False, replayed=None
+                )
                 return None
             self._page.extend(page)
         document = self._page[0]
@@ -183,7 +183,7 @@ class Fetcher:
         self._page.popleft()
         while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()
-        self.position = self.position.after_replayed(id_)
+        self.position = replace(self.position, replayed=id_)
         return FetchedChange(record, self.position) if record else None
 
     async def _read_page(self) -> list[Document]:

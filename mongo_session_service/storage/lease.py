@@ -151,7 +151,7 @@ class Lease:
             change["$unset"] = names
         time_limit = max(min(time_limit, seconds), _LOCK_WAIT_SECONDS)
 
-        async def take(database: Database, free: Document) -> Document | None:
+        async def take_free(database: Database, free: Document) -> Document | None:
             self.renewed_at = time.monotonic()
             free = {"_id": self.id, **(where or {}), **free}
             asked_at = boot_time()
@@ -165,12 +165,12 @@ class Lease:
 
         async def acquire(database: Database) -> Document | None:
             try:
-                found = await take(database, {"$or": is_free})
+                found = await take_free(database, {"$or": is_free})
                 self.replaces_dead = found is None
                 if found is None:
                     watching = self._watch_expired(database)
                     if dead := await asyncio.wait_for(watching, seconds + 1):
-                        found = await take(database, _as_seen(dead, path))
+                        found = await take_free(database, _as_seen(dead, path))
             except ExecutionTimeout:  # another writer's transaction holds the document
                 return None
             return found

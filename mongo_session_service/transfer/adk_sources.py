@@ -154,7 +154,7 @@ _REMEDY: Final = "Check that it is the right one and intact, then try again."
 
 def open_engine(url: str) -> tuple[Any, Any]:
     """Return the ``sqlalchemy`` module and an engine, not connected yet."""
-    with _reporting_missing_drivers(url):
+    try:
         # An optional dependency: only SQL sources need it.
         import sqlalchemy  # noqa: PLC0415
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
@@ -170,13 +170,6 @@ def open_engine(url: str) -> tuple[Any, Any]:
             driver = f"{backend}+{_DRIVERS[backend]}"
             parsed = parsed.set(drivername=driver, query=options)
         return sqlalchemy, create_async_engine(parsed, hide_parameters=True)
-
-
-@contextmanager
-def _reporting_missing_drivers(url: str) -> Iterator[None]:
-    """Explain a missing driver or an invalid URL."""
-    try:
-        yield
     except ImportError as error:
         name = error.name or "greenlet"  # SQLAlchemy names it in its message alone
         is_ours = name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
@@ -478,7 +471,7 @@ class SqlSource(BaseSource):
         current: SessionKey | None = None
         if wanted:
             async with aclosing(
-                _stream_rows(connection, self._events([*wanted]))
+                _stream_rows(connection, self._events_query([*wanted]))
             ) as rows:
                 async for row in rows:
                     owner = key_of(row, "session_id")
@@ -490,7 +483,7 @@ class SqlSource(BaseSource):
         for left in [*wanted.values(), *problems]:
             yield left
 
-    def _events(self, keys: list[SessionKey]) -> Any:
+    def _events_query(self, keys: list[SessionKey]) -> Any:
         table = self._table("events")
         key = [table.c[name] for name in _OWNER]
         order = (*key, table.c.timestamp, self._tie_breaker(table))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value, is_same_value
@@ -488,12 +488,9 @@ class Verified:
         return self.differences == 0
 
 
-Readable: TypeAlias = StoreSource | ServiceSource
-
-
 async def verify(
     source: Source,
-    target: Readable,
+    target: StoreSource | ServiceSource,
     selection: Selection = EVERYTHING,
     *,
     is_exact: bool = False,

@@ -341,7 +341,9 @@ class JsonLinesSource(BaseSource):
         return self._plain.tell() / max(status.st_size, 1)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        async with aclosing(iterate_in_threads(self._items())) as items:
+        async with aclosing(
+            iterate_in_threads(_items_of_lines(self._numbered_lines()))
+        ) as items:
             is_wanted = False
             async for item in items:
                 if isinstance(item, SharedState):
@@ -352,12 +354,6 @@ class JsonLinesSource(BaseSource):
                     is_wanted = selection.takes(item.key, item.update_time)
                 if is_wanted or isinstance(item, Problem):
                     yield item
-
-    def _items(self) -> Iterator[Item]:
-        lines = self._numbered_lines()
-        _, first = next(lines, (1, b""))
-        check_header(first)
-        yield from _items_of_lines(lines)
 
     def _numbered_lines(self) -> Iterator[tuple[int, bytes]]:
         number = 0
@@ -387,6 +383,8 @@ class JsonLinesSource(BaseSource):
 
 
 def _items_of_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[Item]:
+    _, first = next(lines, (1, b""))
+    check_header(first)
     counts = {"sessions": 0, "events": 0}
     is_session_read = False
     number = 1

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
@@ -79,8 +79,6 @@ from mongo_session_service.transfer.sources import (
 
 logger = logging.getLogger(__name__)
 
-Policy: TypeAlias = Literal["fail", "skip", "replace"]
-
 _IMPORT_ATTEMPTS: Final = 5
 """How often a batch is planned again because the target has changed."""
 
@@ -137,7 +135,7 @@ class Moved:
 class Policies:
     """The reactions of an import to conflicts and problems."""
 
-    on_conflict: Policy = "fail"
+    on_conflict: Literal["fail", "skip", "replace"] = "fail"
     """If the target has other content under an id."""
     on_error: Literal["fail", "skip"] = "fail"
     """If something cannot be read or stored."""

@@ -363,13 +363,10 @@ class StoreSource(BaseSource):
         where = _selected_sessions_filter(self.storage, selection)
         sessions = Query("sessions", where, order=1, limit=_SESSIONS_AT_ONCE)
         async for page in self.storage.scan(sessions):
-            keys = [_key(document) for document in page.documents]
-            known = zip(keys, page.documents, strict=True)
-            await add_initial_states(
-                self.storage,
-                {key: each for key, each in known if isinstance(key, SessionKey)},
-            )
-            for key, document in zip(keys, page.documents, strict=True):
+            found = [(_key(document), document) for document in page.documents]
+            known = {key: it for key, it in found if isinstance(key, SessionKey)}
+            await add_initial_states(self.storage, known)
+            for key, document in found:
                 if selection.sessions:  # without its family, one of its own
                     document.pop(BRANCH, None)
                 header = self._header(key, document)
