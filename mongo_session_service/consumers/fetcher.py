@@ -60,7 +60,8 @@ class Fetcher:
         self._read_until = NO_TIME
         """Everything that was committed until then has been read from the stream."""
         self._catching_up_to: Timestamp | None = None
-        """When the stream has been read until then, the replay goes on."""
+        """Until then the stream is read for what has changed in the part that was
+        replayed; then the replay goes on."""
         self._router: Router[Fetcher] = Router()
         self._router.attach(self)
 
@@ -103,7 +104,7 @@ class Fetcher:
         if self.position.is_replaying and self._catching_up_to is None:
             if self.position.can_replay:
                 return await self._replay_one()
-            await self._begin_to_catch_up()
+            self._catching_up_to = await self._storage.latest_time(patient=True)
         if self._stream is None:
             pipeline = decoder.pipeline(self._storage, self.scope.app_name)
             self._stream = decoder.follow(self._storage, pipeline, self.position.start)
@@ -123,10 +124,6 @@ class Fetcher:
         if token and token != self._latest_token and self._passed is None:
             self.position = replace(self.position, start=token, passed=None)
         return None
-
-    async def _begin_to_catch_up(self) -> None:
-        """Read what has changed in the part that was replayed, before going on."""
-        self._catching_up_to = await self._storage.latest_time(patient=True)
 
     def _fetched_change(self, change: Document) -> FetchedChange | None:
         """Return the change that an event of the stream results in, if any."""
@@ -163,7 +160,7 @@ class Fetcher:
             try:
                 page = await self._read_page()
             except SnapshotTooOldError:
-                await self._begin_to_catch_up()
+                self._catching_up_to = await self._storage.latest_time(patient=True)
                 return None
             if not page:
                 self.position = replace(

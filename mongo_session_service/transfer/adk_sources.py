@@ -99,7 +99,8 @@ def event_of(row: Row) -> Event | Problem:
             fields["timestamp"] = seconds(row["timestamp"])
         return validated_event(fields)
 
-    return _build_or_problem(_place(row), event)
+    where = f"event {row['id']!r} of {session_text(key_of(row, 'session_id'))}"
+    return _build_or_problem(where, event)
 
 
 def whole_event_of(where: str, value: Any) -> Event | Problem:
@@ -108,25 +109,16 @@ def whole_event_of(where: str, value: Any) -> Event | Problem:
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    parsed = _parse_json(value)
-    if not isinstance(parsed, dict):
-        raise MalformedError(f"a JSON object was expected, not {type_name(parsed)}")
-    return parsed
-
-
-def _parse_json(value: Any) -> Any:
-    if not isinstance(value, str | bytes):
-        return value
-    try:
-        return json.loads(value if isinstance(value, bytes) else value.encode())
-    except UnicodeError:
-        raise MalformedError("it holds text that is not UTF-8") from None
-    except (ValueError, RecursionError):
-        raise MalformedError("it holds broken JSON") from None
-
-
-def _place(row: Row) -> str:
-    return f"event {row['id']!r} of {session_text(key_of(row, 'session_id'))}"
+    if isinstance(value, str | bytes):
+        try:
+            value = json.loads(value if isinstance(value, bytes) else value.encode())
+        except UnicodeError:
+            raise MalformedError("it holds text that is not UTF-8") from None
+        except (ValueError, RecursionError):
+            raise MalformedError("it holds broken JSON") from None
+    if not isinstance(value, dict):
+        raise MalformedError(f"a JSON object was expected, not {type_name(value)}")
+    return value
 
 
 STATE_TOGETHER: Final = 4_000_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.consumers import PATIENCE, append, create, take, told
 
-from mongo_session_service import Change, InvalidInputError, MongoSessionService
+from mongo_session_service import Change, MongoSessionService
 
 Seen = tuple[str | None, int | None]
 
@@ -45,29 +45,6 @@ async def test_sessions_are_handled_at_once_each_in_order(
 
     for session_id in ("a", "b", "c"):
         assert [each[1] for each in seen if each[0] == session_id] == [1, 2, 3]
-
-
-async def test_no_more_run_at_once_than_asked_for(
-    service: MongoSessionService,
-) -> None:
-    """Others wait although their sessions are free."""
-    await populate(service, a=1, b=1, c=1, d=1)
-    consumer = service.consumer("c")
-    running, most, count = 0, 0, 0
-
-    async def handler(_: Change) -> None:
-        nonlocal running, most, count
-        running, count = running + 1, count + 1
-        most = max(most, running)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        running -= 1
-        if count == 4:
-            await consumer.close()
-
-    await run(consumer, handler, concurrency=2)
-
-    assert most == 2
 
 
 async def test_nothing_behind_an_unhandled_change_is_committed(
@@ -137,17 +114,3 @@ async def test_closing_lets_running_handlers_finish(
     assert sorted(seen) == [("a", 1), ("b", 1)]
     async with service.consumer("c") as other:
         assert told(await take(other, 1)) == [("a", 2)]
-
-
-async def test_concurrency_and_transactions_exclude_each_other(
-    service: MongoSessionService,
-) -> None:
-    """Both at once are refused, as is a concurrency of none."""
-
-    def handler(*_: Any) -> None: ...
-
-    consumer = service.consumer("c")
-    with pytest.raises(InvalidInputError, match="concurrency must be 1"):
-        await consumer.run(handler, transactional=True, concurrency=2)
-    with pytest.raises(InvalidInputError, match="concurrency must be a number"):
-        await consumer.run(handler, concurrency=0)

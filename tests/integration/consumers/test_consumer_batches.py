@@ -57,7 +57,7 @@ async def test_changes_are_committed_together_unless_they_take_long(
 async def test_an_idle_run_has_committed(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """Before it waits for more, it commits what it has handled."""
+    """Before it waits for more, it commits what it has handled, be it the whole log."""
     await append(service, await create(service), 3)
     consumer = service.consumer("c")
     running = asyncio.create_task(consumer.run(lambda _: None))

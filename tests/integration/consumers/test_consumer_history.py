@@ -295,19 +295,3 @@ async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
 
     assert told(changes) == [("s", 3), ("s", 4), ("s", 5)]
     assert {each.user_id for each in changes} == {USER}
-
-
-@pytest.mark.limits(consumer_idle_save_seconds=3600.0)
-async def test_the_end_of_a_replay_is_saved(service: MongoSessionService) -> None:
-    """Who has handled the whole log is not said to be replaying it any more."""
-    await append(service, await create(service), 2)
-    async with service.consumer("c") as consumer:
-        await take(consumer, 2, commit=True)
-        reading = asyncio.create_task(anext(consumer))
-
-        async with asyncio.timeout(PATIENCE):
-            while (await service.consumers())[0].is_replaying:
-                assert not reading.done()
-
-        reading.cancel()
-        await asyncio.wait([reading])

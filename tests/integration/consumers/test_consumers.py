@@ -242,6 +242,12 @@ async def test_wrong_arguments_are_refused(service: MongoSessionService) -> None
             service.consumer(arguments.pop("name"), **arguments)
     with pytest.raises(InvalidInputError):
         await service.consumer("c").run(print, max_attempts=0)
+    for options, says in (
+        ({"transactional": True, "concurrency": 2}, "concurrency must be 1"),
+        ({"concurrency": 0}, "concurrency must be a number"),
+    ):
+        with pytest.raises(InvalidInputError, match=says):
+            await service.consumer("c").run(lambda *_: None, **options)
     with pytest.raises(InvalidInputError, match="until_caught_up must be"):
         await service.consumer("c").run(print, until_caught_up=1)  # type: ignore[arg-type]
 

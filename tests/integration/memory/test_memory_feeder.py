@@ -149,17 +149,6 @@ async def test_state_set_by_callbacks_ends_no_turn(
     assert memory.batches == [["u", "-", "a"], ["w", "-"]]
 
 
-async def test_a_turn_of_any_length_is_whole(service: MongoSessionService) -> None:
-    """A turn that takes several reads is given from its first event to its last."""
-    calls = [called("1", f"f{number}") for number in range(80)]
-    memory = Turns()
-    await append_all(service, said("user", "u", "1"), *calls, said("agent", "a", "1"))
-
-    await feed(service, memory)
-
-    assert memory.batches == [["u", *map(label, calls), "a"]]
-
-
 def expected(log: list[Event]) -> list[Batch]:
     """What a log makes due, told forwards."""
     batches: list[list[Event]] = []
