@@ -81,6 +81,7 @@ async def book(change: Change, txn: AsyncClientSession) -> None:
         return
     refunds = txn.client[service.database_name]["refunds"]
     for given in change.event.get_function_responses() if change.event else []:
-        if given.name == "refund" and "result" in (given.response or {}):
-            booked = {"customer": change.user_id, **given.response}
+        response = given.response or {}
+        if given.name == "refund" and "result" in response:
+            booked = {"customer": change.user_id, **response}
             await refunds.insert_one(booked, session=txn)

@@ -18,6 +18,8 @@ ELSEWHERE = (
     "# pyright: reportMissingImports=false, reportUndefinedVariable=false\n"
 )
 """An Example may name what its page does not show."""
+ROOTS = ["examples", "examples/support_desk", "docs/guide/encryption"]
+"""The folders whose programs import each other."""
 
 pytestmark = pytest.mark.release
 
@@ -28,6 +30,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     shutil.copytree(ROOT / "examples", folder / "examples")
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        if page.stem == "tutorial":
+            continue  # its programs are those in examples/support_desk
         name = str(page.relative_to(ROOT).with_suffix(""))
         for block in blocks_of(page):
             file = block.title if block.is_file else f"line_{block.line}.py"
@@ -51,7 +55,7 @@ def test_mypy_is_content(programs: Path) -> None:
     done = subprocess.run(
         [*command, "--config-file=", "."],
         cwd=programs,
-        env={"MYPYPATH": ".:examples"},
+        env={"MYPYPATH": ":".join([".", *ROOTS])},
         capture_output=True,
         text=True,
         check=False,
@@ -62,7 +66,11 @@ def test_mypy_is_content(programs: Path) -> None:
 
 def test_pyright_is_content(programs: Path) -> None:
     """As it is in editors, where it has to find the examples' own modules only."""
-    roots = {"executionEnvironments": [{"root": "examples"}, {"root": "."}]}
+    roots = {
+        "executionEnvironments": [
+            {"root": folder} for folder in sorted([*ROOTS, "."], key=len, reverse=True)
+        ]
+    }
     (programs / "pyrightconfig.json").write_text(json.dumps(roots))
     pyright = npm.install(programs, "pyright@1") / ".bin/pyright"
 
