@@ -28,7 +28,7 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.model.records import Document
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS, is_write_conflict
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import renewed_at_condition
@@ -115,14 +115,9 @@ def _next_time(time: Timestamp) -> Timestamp:
     return Timestamp(time.time, time.inc + 1)
 
 
-def _sort_key(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
+def _sort_key(id_: Mapping[str, Any]) -> tuple[Any, ...]:
     """Sort as MongoDB does, which compares strings by their bytes."""
-    return (
-        id_["app_name"].encode(),
-        id_["user_id"].encode(),
-        id_["session_id"].encode(),
-        id_["revision"],
-    )
+    return (*(id_[name].encode() for name in SessionKey._fields), id_["revision"])
 
 
 SavedWork = Callable[[Transaction], Coroutine[Any, Any, Position | None]]

@@ -31,8 +31,6 @@ from mongo_session_service.embedded.mongod import (
 )
 from mongo_session_service.storage.server import initiate_replica_set
 
-__all__ = ["EmbeddedReplicaSet", "EmbeddedServerError"]
-
 _MOST_VOTERS: Final = 7
 _PORTS: Final = 65536
 
