@@ -16,10 +16,7 @@ from support.encryption_hooks import KEY, SEALED, STATE, canary_event
 from support.transfers import compared, moved_copy
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.transfer import (
-    StoreSource,
-    move,
-)
+from mongo_session_service.transfer import StoreSource, move
 
 COLLECTIONS = ("sessions", "events", "app_states", "user_states")
 OWNER = {"app_name": "app", "user_id": "user"}
@@ -43,16 +40,15 @@ async def filled(service: MongoSessionService) -> None:
     part = types.Part(text="hello", thought_signature=b"ab")
     actions = EventActions(state_delta={"n": 2, "%odd": {"$x": 1}, "app:a": 3})
     content = types.Content(role="model", parts=[part])
-    for number in range(1):
-        event = Event(
-            id=f"e{number}",
-            invocation_id="i",
-            author="agent",
-            timestamp=1000.0 + number,
-            content=content,
-            actions=actions,
-        )
-        await service.append_event(session, event)
+    event = Event(
+        id="e",
+        invocation_id="i",
+        author="agent",
+        timestamp=1000.0,
+        content=content,
+        actions=actions,
+    )
+    await service.append_event(session, event)
     await service.create_session(**OWNER, session_id="large", state={"x": LARGE})
 
 

@@ -8,10 +8,7 @@ from dataclasses import replace
 import pytest
 from support.terminals import printed
 
-from mongo_session_service.cli.consumer_commands import (
-    advice,
-    consumer_row,
-)
+from mongo_session_service.cli.consumer_commands import advice, consumer_row
 from mongo_session_service.cli.terminal import table
 from mongo_session_service.consumers.checkpoint import ConsumerStatus
 

@@ -12,9 +12,7 @@ from support.strategies import identical, json_values
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.transfer import export_file
-from mongo_session_service.transfer.sources import (
-    MalformedError,
-)
+from mongo_session_service.transfer.sources import MalformedError
 
 SESSION = {
     "app_name": "a",
