@@ -121,8 +121,8 @@ def place_in_family(session: Mapping[str, Any]) -> dict[str, Any]:
     place = session.get(BRANCH)
     if not isinstance(place, dict):
         return {}
-    is_whole = all(isinstance(place.get(name), str) for name in ("family", "root"))
-    return place if is_whole else {}
+    parts = [{"before": "", **place}.get(name) for name in ("family", "root", "before")]
+    return place if all(isinstance(each, str) for each in parts) else {}
 
 
 DETAILS: Final = tuple(each.name for each in fields(Details))

@@ -99,3 +99,29 @@ async def test_a_part_of_a_family_has_one_that_is_shown(
     ) as copy:
         assert (await imported(tmp_path / "late.jsonl", copy)).new == 1
         assert await shown(copy) == [(edited, 1)]
+
+
+async def test_a_family_goes_on_in_its_copy(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """Whatever was edited, shown or appended on either side, one is shown."""
+    (first,) = await talk(service, "one", title="Trip")
+    edited, _ = await ask(service, "eins", instead_of=first)
+
+    async with MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="copy_"
+    ) as copy:
+
+        async def catch_up() -> list[tuple[str, int]]:
+            await exported(service, tmp_path / "all.jsonl")
+            await imported(tmp_path / "all.jsonl", copy)
+            return await shown(copy)
+
+        await catch_up()
+        await ask(copy, "uno", instead_of=first)  # which is shown there alone
+        assert await catch_up() == [(edited, 3)]
+        await ask(copy, "two", session_id=edited)  # it is ahead from now on
+        await service.show_branch(**OWNER, session_id=ROOT)
+        assert await catch_up() == [(ROOT, 3)]
+        await service.show_branch(**OWNER, session_id=edited)
+        assert await catch_up() == [(ROOT, 3)]

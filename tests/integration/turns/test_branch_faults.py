@@ -1,0 +1,295 @@
+"""Faults while a message is edited: its family shows one whole version all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event
+from pymongo import MongoClient
+from support.conversations import (
+    OWNER,
+    ROOT,
+    EchoModel,
+    ask,
+    family,
+    runner_of,
+    shown,
+    talk,
+    texts,
+)
+from support.failpoints import failing
+from support.long_sessions import left_in
+from support.one_session import IDS, read
+from support.scripted_model import said
+from support.spoken_model import SpokenModel
+
+from mongo_session_service import (
+    InvalidInputError,
+    MongoSessionService,
+    MongoSessionServiceError,
+    UnknownOutcomeError,
+)
+from mongo_session_service.sessions import fork
+from mongo_session_service.turns.running_turns import RunningTurn, RunningTurns
+
+COMMANDS = (
+    *("find", "aggregate", "insert", "update", "delete", "findAndModify"),
+    "commitTransaction",
+)
+PAST = {"$set": {"expire_time": 1.0}}
+
+
+async def names_of(service: MongoSessionService) -> list[str]:
+    return [each.session_id for each in await family(service)]
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired", "erased"])
+async def test_a_branch_is_gone_before_its_turn(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """Whoever edits learns that it is not there; what was shown before is again."""
+    (first,) = await talk(service, "one", title="Trip")
+    start = RunningTurns.start
+
+    async def overtaken(turns: RunningTurns, running: RunningTurn) -> None:
+        key = running.turn.key.id
+        if how == "deleted":
+            await service.delete_session(**key)
+        elif how == "erased":
+            await service.delete_user(**OWNER)
+        else:
+            admin[database].sessions.update_one({"_id": key}, PAST)
+        await start(turns, running)
+
+    monkeypatch.setattr(RunningTurns, "start", overtaken)
+    with pytest.raises(SessionNotFoundError):
+        await ask(service, "eins", instead_of=first)
+
+    left = 0 if how == "erased" else 1
+    assert await shown(service) == [(ROOT, 1)] * left
+    assert left_in(admin, database) == {"sessions": left, "events": 2 * left}
+
+
+async def test_the_original_is_gone_before_the_turn(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch that is stored needs it no more."""
+    (first,) = await talk(service, "one")
+    start = RunningTurns.start
+
+    async def overtaken(turns: RunningTurns, running: RunningTurn) -> None:
+        await service.delete_session(**IDS)
+        await start(turns, running)
+
+    monkeypatch.setattr(RunningTurns, "start", overtaken)
+    branch, _ = await ask(service, "eins", instead_of=first)
+
+    assert await shown(service) == [(branch, 1)]
+    (alone,) = await family(service, branch)
+    assert (alone.parent_id, alone.version_of) == (ROOT, ROOT)
+    assert await texts(service, branch) == ["eins", "to eins"]
+
+
+async def test_mongodb_is_away_from_some_command_on(
+    victim: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """There is no branch, or a whole one, whichever command is the first that fails."""
+    _, second = await talk(victim, "one", "two", title="Trip")
+    runner = runner_of(victim, EchoModel())
+    outcomes = set[bool]()
+    before = await texts(victim)
+    for skip in count():
+        known = await names_of(victim)
+        has_ended = False
+        with failing(admin, *COMMANDS, skip=skip, errorCode=2):
+            try:
+                await ask(victim, "zwei", instead_of=second, runner=runner)
+                has_ended = True
+            except MongoSessionServiceError:
+                pass
+        found = await family(victim)
+        new = {each.session_id for each in found} - {*known}
+        outcomes.add(bool(new))
+        assert len(new) <= 1
+        (one,) = [each.session_id for each in found if each.is_shown]
+        assert await shown(victim) == [(one, len(found))]
+        for each in new:
+            assert (await texts(victim, each))[:2] == before[:2]
+            assert one == each
+        if has_ended:
+            break
+    assert outcomes == {True, False}
+    assert await texts(victim) == before
+
+    later = {"$inc": {"expire_time": -fork.FORK_LIFETIME}}
+    admin[database].sessions.update_many({"held_by": {"$exists": True}}, later)
+    await victim.prune()
+    ids = await names_of(victim)
+    assert {*admin[database].events.distinct("_id.session_id")} == {*ids}
+    assert left_in(admin, database)["sessions"] == len(ids)
+
+
+async def test_nobody_knows_whether_a_branch_is_stored(
+    victim: MongoSessionService, admin: MongoClient[Any]
+) -> None:
+    """It is removed if it is: whoever edits learns that, and may edit again."""
+    (first,) = await talk(victim, "one")
+    unsatisfiable = {"code": 100, "errmsg": "not enough members"}
+    with (
+        failing(admin, "commitTransaction", writeConcernError=unsatisfiable),
+        pytest.raises(UnknownOutcomeError),
+    ):
+        await ask(victim, "eins", instead_of=first)
+
+    again, _ = await ask(victim, "eins", instead_of=first)
+    assert await names_of(victim) == [ROOT, again]
+    assert await shown(victim) == [(again, 2)]
+
+
+async def test_two_services_edit_and_flip_at_once(
+    service: MongoSessionService, second: MongoSessionService
+) -> None:
+    """Whatever comes last is shown, alone."""
+    (first,) = await talk(service, "one")
+    both = (service, second)
+    edits = [ask(each, f"{n}", instead_of=first) for n in range(4) for each in both]
+    flips = [each.show_branch(**IDS) for _ in range(4) for each in both]
+
+    made = await asyncio.gather(*edits, *flips)
+
+    found = await family(second)
+    assert len(found) == 9
+    assert {each[0] for each in made[:8] if each} < {it.session_id for it in found}
+    (only,) = [each.session_id for each in found if each.is_shown]
+    assert await shown(service) == [(only, 9)]
+
+
+async def test_whoever_rebases_goes_on_in_the_original(
+    second: MongoSessionService,
+) -> None:
+    """What is appended to it, by whoever has loaded it before, is in no branch."""
+    first, again = await talk(second, "one", "two")
+    loaded = [await read(second) for _ in range(2)]
+
+    branch, _ = await ask(second, "zwei", instead_of=again)
+    for number, each in enumerate(loaded):
+        event = Event(author="x", content=said(f"late {number}"))
+        await second.append_event(each, event)
+
+    assert (await texts(second))[-2:] == ["late 0", "late 1"]
+    assert await texts(second, branch) == ["one", "to one", "zwei", "to zwei"]
+    other, _ = await ask(second, "eins", instead_of=first)
+    assert await texts(second, other) == ["eins", "to eins"]
+
+
+async def test_the_shown_version_has_expired(
+    victim: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """Its parent counts as shown; once the expired one is removed, lists have it."""
+    (first,) = await talk(victim, "one", title="Trip")
+    other, _ = await ask(victim, "uno", instead_of=first)
+    branch, _ = await ask(victim, "eins", instead_of=first)
+    admin[database].sessions.update_one({"_id.session_id": branch}, PAST)
+
+    assert [each.is_shown for each in await family(victim)] == [True, False]
+    with pytest.raises(SessionNotFoundError):
+        await victim.show_branch(**OWNER, session_id=branch)
+    await victim.prune()
+
+    (summary,) = (await victim.find_sessions(**OWNER, families=True)).sessions
+    assert (summary.id, summary.title, summary.branches) == (ROOT, "Trip", 2)
+    assert await names_of(victim) == [ROOT, other]
+
+
+@pytest.mark.parametrize("how", ["flip", "edit"])
+async def test_another_version_is_shown_before_an_expired_one_is_removed(
+    victim: MongoSessionService, database: str, admin: MongoClient[Any], how: str
+) -> None:
+    """It stays shown then."""
+    (first,) = await talk(victim, "one")
+    other, _ = await ask(victim, "uno", instead_of=first)
+    branch, _ = await ask(victim, "eins", instead_of=first)
+    admin[database].sessions.update_one({"_id.session_id": branch}, PAST)
+
+    if how == "flip":
+        await victim.show_branch(**OWNER, session_id=other)
+    else:
+        other, _ = await ask(victim, "eins", instead_of=first)
+    for _ in range(2):
+        page = await victim.find_sessions(**OWNER, families=True)
+        assert [each.id for each in page.sessions] == [other]
+        assert [it.session_id for it in await family(victim) if it.is_shown] == [other]
+        await victim.prune()
+
+
+async def test_all_versions_but_one_have_expired(
+    victim: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """What is left is shown, alone."""
+    (first,) = await talk(victim, "one")
+    left, _ = await ask(victim, "uno", instead_of=first)
+    await ask(victim, "eins", instead_of=first)
+    others = {"_id.session_id": {"$ne": left}}
+    admin[database].sessions.update_many(others, PAST)
+
+    for _ in range(2):
+        (alone,) = await family(victim, left)
+        assert alone.is_shown
+        await victim.prune()
+    assert await shown(victim) == [(left, 1)]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(5, None, {}, [], "x", {"family": "f"}, {"root": ROOT}),
+        *({"family": 7, "root": 7}, {"family": "f", "root": None}),
+        {"family": "f", "root": ROOT, "before": 3},
+    ],
+    ids=repr,
+)
+async def test_a_place_in_a_family_that_is_none(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    place: object,
+) -> None:
+    """What another tool has stored there makes a session one of its own."""
+    (first,) = await talk(service, "one")
+    of_it = {"_id.session_id": ROOT}
+    admin[database].sessions.update_one(of_it, {"$set": {"branch": place}})
+
+    assert await shown(service) == [(ROOT, 1)]
+    assert (await service.update_session(**IDS, title="x")).branches == 1
+    assert await names_of(service) == [ROOT]
+    await service.show_branch(**IDS)
+    await service.redact_events(**IDS, invocation_id=first, forks=True)
+    branch, _ = await ask(service, "eins", instead_of=first)
+    assert await shown(service) == [(branch, 2)]
+    await service.delete_session(**IDS)
+    assert await shown(service) == [(branch, 1)]
+
+
+async def test_bad_input_interrupts_nothing(service: MongoSessionService) -> None:
+    """The turn that runs is stopped only for what may be edited."""
+    (first,) = await talk(service, "one")
+    model = SpokenModel()
+    running = await service.start_turn(
+        runner_of(service, model),
+        user_id=IDS["user_id"],
+        session_id=ROOT,
+        new_message=said("two"),
+    )
+    for how in ({"instead_of": 7}, {"invocation_id": "x"}):
+        with pytest.raises(InvalidInputError):
+            await ask(service, "eins", **{"instead_of": first, **how}, interrupt=True)
+    assert running.turn.info.status == "running"
+    await running.stop()
