@@ -79,7 +79,7 @@ class SessionSummary(BaseModel):
 
 @public
 class Branch(BaseModel):
-    """A session of a family, which has a version of a message. Times are as above."""
+    """A session of a family: a version of a message. Times are seconds since 1970."""
 
     model_config = _DESCRIBED
 
@@ -87,7 +87,7 @@ class Branch(BaseModel):
     parent_id: str | None
     """The session whose message was edited; None for the first one of the family."""
     before_invocation_id: str | None
-    """The invocation of the parent before which it parts from it."""
+    """The invocation of the parent that it was made instead of."""
     revision: int
     """How many events it has in common with ``version_of``, and with its parent."""
     version_of: str | None
