@@ -340,6 +340,7 @@ async def _finish_and_close(entry: Backend) -> None:
     await entry.sweep.stop()
     await entry.writer.finish_writes()
     if entry.storage.host is None:
+        await entry.storage.wait_for_guests()
         await entry.storage.client_sessions.end_all()
     await _close_all(entry.closers)
 

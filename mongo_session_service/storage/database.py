@@ -170,6 +170,8 @@ class Database:
         self.has_transactions = transactions
         self.has_event_index = True
         self._name = database
+        self._serving = set[asyncio.Task[Any]]()
+        """What guests do with the client now."""
         self.connect(client, host)
 
     def connect(self, client: Any, host: Self | None = None) -> None:
@@ -201,7 +203,22 @@ class Database:
         """
         if self.host is None:
             return await work(self)
-        return await in_loop_thread(work, self.host)
+        return await in_loop_thread(self.host.serve, work)
+
+    async def serve(self, work: Callable[[Self], Awaitable[Result]]) -> Result:
+        """Do something for a guest."""
+        if task := asyncio.current_task():
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+        return await work(self)
+
+    async def wait_for_guests(self) -> None:
+        """Wait, for a while, until guests have ended what they do with the client.
+
+        A guest whose event loop has ended still closes the cursor of its stream.
+        """
+        if self._serving:
+            await asyncio.wait(list(self._serving), timeout=ABORT_SECONDS)
 
     async def repeat(
         self,

@@ -86,6 +86,9 @@ async def in_loop_thread(
         with suppress(RuntimeError):  # the caller's loop is closed
             here.call_soon_threadsafe(ended.set_result, None)
 
+    def cancel() -> None:
+        there.call_soon(task.cancel)  # behind its first step: what is to close begins
+
     there.call_soon_threadsafe(start)
     cancelled: asyncio.CancelledError | None = None
     while not ended.done():
@@ -93,7 +96,7 @@ async def in_loop_thread(
             await asyncio.wait([ended])
         except asyncio.CancelledError as error:
             cancelled = error
-            there.call_soon_threadsafe(lambda: task.cancel())  # noqa: PLW0108  it is made by then
+            there.call_soon_threadsafe(cancel)
     if cancelled is not None:
         raise cancelled
     return task.result()
