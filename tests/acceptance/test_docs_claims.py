@@ -68,13 +68,16 @@ async def test_the_queries_find_what_they_name(
         assert admin[database][collection].count_documents(query) == 1, query
 
 
-def test_the_tests_that_pages_name_exist() -> None:
-    """A promise leads to the tests that hold it."""
+def test_each_promise_leads_to_its_tests() -> None:
+    """Each heading of the guarantees names tests, and these exist."""
+    guarantees = (DOCS / "concepts" / "guarantees.md").read_text()
+    *promises, _ = re.findall(r"^## (.+)$", guarantees, re.MULTILINE)
+
+    named = (ROOT / "tests" / "README.md").read_text()
     tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
 
-    guarantees = (DOCS / "concepts" / "guarantees.md").read_text()
-
-    assert set(re.findall(r"`(test_\w+\.py)`", guarantees)) - tests == set()
+    assert re.findall(r"^\| ([A-Z].+?) \|", named, re.MULTILINE) == promises
+    assert set(re.findall(r"`(test_\w+\.py)`", named)) - tests == set()
 
 
 def test_the_files_that_contributors_are_sent_to_exist() -> None:
