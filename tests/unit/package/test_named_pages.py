@@ -1,4 +1,4 @@
-"""Pages of the documentation that the package's texts name."""
+"""Pages of the documentation: those that the package's texts name, and their tables."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def test_every_page_that_is_named_exists() -> None:
 def test_no_text_names_a_page_vaguely() -> None:
     """A text that refers to the documentation names the page."""
     assert [where for where, text in texts() if _VAGUE.search(text)] == []
+
+
+def test_no_table_is_torn() -> None:
+    """A page's table has no blank line: the rows below one would be shown as text."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    torn = re.compile(
+        r"^ *\|.*\n\n+ *\|.*\n(?! *\|[ :|-]+\n)|^\n+ *\|[ :|-]+\n", re.MULTILINE
+    )
+
+    assert [page.name for page in pages if torn.search(page.read_text())] == []
