@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from chaos.removals import campaign
+from chaos import removals, versions
 from chaos.run import Plan, run
 from support.replica_set import FailingReplicaSet
 
@@ -53,10 +53,24 @@ def test_answers_to_clients_are_true_under_faults(
 def test_what_was_removed_is_nowhere_under_faults() -> None:
     """Redactions, deletions and erasures beside turns, forks and readers, and kills."""
     with FailingReplicaSet(members=3) as replica_set:
-        outcome = campaign(replica_set, seconds=40)
+        outcome = removals.campaign(replica_set, seconds=40)
 
     assert outcome.left == []
     assert len(outcome.removed) > 50
     for action in ("erased", "redact", "fork", "speak", "delete_fork", "append"):
         assert outcome.done[action] > 5, outcome.done
     assert outcome.done["bytes"] > 10_000
+
+
+@pytest.mark.release
+@pytest.mark.xdist_group("heavy")
+def test_a_family_shows_one_whole_version_whatever_is_killed() -> None:
+    """Processes that edit, flip and delete are killed before each of their commands."""
+    with FailingReplicaSet(1) as replica_set:
+        outcome = versions.campaign(replica_set, seconds=4)
+
+    assert outcome.complaints == []
+    assert {*outcome.killed} == {*versions.ACTIONS, "act"}
+    assert outcome.killed["edit"] > 20
+    assert outcome.snapshots > 50
+    assert len(outcome.seen) > 10
