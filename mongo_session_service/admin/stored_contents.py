@@ -25,7 +25,13 @@ from mongo_session_service.schema.setup import (
     recorded_version,
 )
 from mongo_session_service.service import MongoSessionService, backends_of
-from mongo_session_service.sessions import deletion, queries, redaction, search
+from mongo_session_service.sessions import (
+    branches,
+    deletion,
+    queries,
+    redaction,
+    search,
+)
 from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.search import AppCount
@@ -53,7 +59,8 @@ async def load_summary(service: MongoSessionService, key: SessionKey) -> Session
     session, *states = await storage.read(own, *shared)
     both, now, hooks = chain(*states), storage.clock.now(), storage.hooks
     for decoded in documents.decode_sessions(session, both, now, hooks):
-        return documents.summary(session[0], hooks, decoded.state)
+        sizes = await branches.count_families(storage, session)
+        return documents.summary(session[0], hooks, decoded.state, sizes)
     raise session_not_found_error(key.session_id)
 
 

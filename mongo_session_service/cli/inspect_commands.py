@@ -214,6 +214,9 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
     if summary.labels:
         about.append("  " if summary.title else "")
         about.append_text(styled(labels_text(summary.labels), terminal.NOTE))
+    if summary.branches > 1:
+        about.append("  " if about else "")
+        about.append_text(styled(f"{summary.branches} versions", terminal.NOTE))
     if summary.waiting:
         names = [each.name or each.call_id for each in summary.waiting]
         about.append("  " if about else "")
@@ -399,6 +402,7 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
         "events": f"{summary.event_count:,}{trimmed}",
         "labels": labels_text(summary.labels),
         "expires": expiry_text(summary),
+        "versions": f"{summary.branches}" if summary.branches > 1 else "",
     }
     if summary.title:
         yield styled(summary.title, "bold")

@@ -10,6 +10,7 @@ from google.adk.events import Event, EventActions
 from google.genai import types
 from pymongo import MongoClient
 from support.cli_runner import call, run
+from support.conversations import OWNER, ROOT, ask, talk
 from support.encryption_hooks import CANARY, KEY, SEALED, STATE, canary_event
 
 from mongo_session_service import MongoSessionService
@@ -140,6 +141,23 @@ async def test_a_list_of_sessions_is_safe_to_read(
     assert "There are more: --limit 2, or 0 for all." in table.stderr
     assert "\x1b" not in table.stdout + line.stdout
     assert "state" not in json.loads(line.stdout)
+
+
+async def test_versions_of_a_conversation_are_counted(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Who looks at one version learns that there are others, which a list has too."""
+    (first,) = await talk(service, "Turin?", title="Trip")
+    await ask(service, "Lisbon?", instead_of=first)
+    named = (OWNER["app_name"], OWNER["user_id"], ROOT)
+
+    listed = call("sessions", "--app", OWNER["app_name"], *at).stdout
+    text = call("show", *named, *at).stdout
+    lines = call("show", *named, "--json", *at).stdout
+
+    assert listed.count("Trip  2 versions") == 2
+    assert "versions 2\n" in text
+    assert json.loads(lines.splitlines()[0])["branches"] == 2
 
 
 async def test_a_damaged_session_does_not_hide_the_others(
