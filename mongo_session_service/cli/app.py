@@ -96,7 +96,7 @@ class _Application(click.Group):
         # As Ctrl-C does, the end of a terminal or service leaves nothing half done.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
-                signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+                signal.signal(number, _end_as_by_ctrl_c)
         return super().__call__(*args, **options)
 
     @override
@@ -117,6 +117,12 @@ class _Application(click.Group):
             raise click.ClickException(_in_one_line(error)) from None
         if is_complete is False:
             ctx.exit(_INCOMPLETE)
+
+
+def _end_as_by_ctrl_c(*_: object) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script: `command &`
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 def _without_password(error: click.ClickException) -> click.ClickException:

@@ -78,3 +78,24 @@ async def test_the_live_page_ends_quietly_after_many_signals(
         errors = process.communicate(timeout=PATIENCE)[1]
 
     assert (process.returncode, errors.decode()) == (130, "")
+
+
+@pytest.mark.parametrize("command", [("watch",), ("live", "--port", "0", "--no-open")])
+async def test_a_command_in_the_background_of_a_script_can_be_ended(
+    mongodb_uri: str, service: MongoSessionService, database: str, command: tuple[str]
+) -> None:
+    """A shell has it ignore Ctrl-C, and SIGTERM ends it all the same."""
+    await fill(service)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = start(*command, "--uri", mongodb_uri, "--database", database)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    with process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=PATIENCE)[1]
+
+    assert (process.returncode, b"Traceback" in errors) == (130, False)
