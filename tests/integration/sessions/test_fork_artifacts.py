@@ -17,7 +17,7 @@ from google.adk.sessions import Session
 from google.genai import types
 from support.doc_blocks import blocks_of
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, SessionKey
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "forks-and-history.md"
 ADA = {"app_name": "app", "user_id": "ada"}
@@ -52,7 +52,7 @@ async def test_a_fork_gets_the_artifacts_that_its_events_name(
         await service.append_event(session, Event(author="x", actions=actions))
 
     fork = await service.fork_session(**ADA, session_id="s", at_revision=3)
-    await copy_artifacts()(store, "s", fork)
+    await copy_artifacts()(store, SessionKey(**ADA, session_id="s"), fork)
 
     async def loaded(of: Session, name: str, version: int | None = None) -> Any:
         where = {**ADA, "session_id": of.id, "filename": name, "version": version}
