@@ -436,6 +436,8 @@ async def erase(
     async with address.open_service() as service:
         erased = await admin.stored_contents.count_erasable(service, *ids)
         what = f"{options.describe(*ids)} in {address.location}"
+        if erased is not None and user is not None and session is not None:
+            what += await _other_versions(service, app, user, session)
         if dry_run:
             erased = erased or admin.stored_contents.NOTHING
             terminal.print_remark(
@@ -445,6 +447,18 @@ async def erase(
             erased = await _erase_found(service, ids, erased, what, is_agreed=is_agreed)
     if terminal.shared_options().json:
         terminal.show_json(asdict(erased))
+
+
+async def _other_versions(
+    service: MongoSessionService, app: str, user: str, session: str
+) -> str:
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+    ids = {"app_name": app, "user_id": user, "session_id": session}
+    with suppress(SessionNotFoundError):  # it has expired
+        if others := len(await service.find_branches(**ids)) - 1:
+            return f", but not {counted(others, 'other version')} of its conversation"
+    return ""
 
 
 async def _erase_found(

@@ -154,7 +154,9 @@ async def test_versions_of_a_conversation_are_counted(
     listed = call("sessions", "--app", OWNER["app_name"], *at).stdout
     text = call("show", *named, *at).stdout
     lines = call("show", *named, "--json", *at).stdout
+    erasing = call("erase", *named, "--dry-run", *at).stderr
 
+    assert ", but not 1 other version of its conversation" in erasing
     assert listed.count("Trip  2 versions") == 2
     assert "versions 2\n" in text
     assert json.loads(lines.splitlines()[0])["branches"] == 2
