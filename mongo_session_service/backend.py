@@ -37,7 +37,7 @@ from mongo_session_service.storage.clients import (
 from mongo_session_service.storage.database import LatestWrite, ServerClock
 from mongo_session_service.storage.failures import FOREIGN_LOOP
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.loop_thread import thread_loop
+from mongo_session_service.storage.loop_thread import is_thread_loop, thread_loop
 from mongo_session_service.storage.tasks import (
     background,
     cancel_background_tasks,
@@ -347,7 +347,9 @@ async def _finish_and_close(entry: Backend) -> None:
 
 async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:
     """Close a client in its own loop, which may be ending: then its keeper does it."""
-    closing = _finish_and_close(entry)
+    # The keeper of a loop that stays would be left there for ever.
+    stays = is_thread_loop(loop)
+    closing = _close_backend(entry) if stays else _finish_and_close(entry)
     try:
         done = asyncio.run_coroutine_threadsafe(closing, loop)
     except RuntimeError:  # the loop was closed just now

@@ -1358,8 +1358,8 @@ class MongoSessionService(BaseSessionService):
         replacement = validation.check_text("replacement", replacement)
         validation.check_flag("state", state)
         validation.check_flag("forks", forks)
-        backend = await self._backends.backend()
-        storage = backend.storage
+        # In its transactions hooks are called, in this loop.
+        storage = await self._backends.storage(stays=True)
         part = await redaction.find_part(storage, key, wanted)
         found = await redaction.preview(storage, part, replacement, forks=forks)
         try:

@@ -15,8 +15,6 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Final, TypeVar
 
-from mongo_session_service.storage.tasks import running_loop
-
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -52,6 +50,11 @@ def thread_loop() -> asyncio.AbstractEventLoop:
     return thread.loop
 
 
+def is_thread_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    thread = _threads.get(os.getpid())
+    return thread is not None and loop is thread.loop
+
+
 @atexit.register
 def _end_thread() -> None:
     """Close the loop as ``asyncio.run()`` does, and with it its clients."""
@@ -67,7 +70,7 @@ async def in_loop_thread(
 
     A cancellation cancels what runs there, and waits for its end.
     """
-    here, there = running_loop(), thread_loop()
+    here, there = asyncio.get_running_loop(), thread_loop()
     if here is there:
         return await work(argument)
     ended, context = here.create_future(), copy_context()
@@ -97,6 +100,9 @@ async def in_loop_thread(
         except asyncio.CancelledError as error:
             cancelled = error
             there.call_soon_threadsafe(cancel)
+        except GeneratorExit:  # its loop was closed, and nobody waits any more
+            there.call_soon_threadsafe(cancel)
+            raise
     if cancelled is not None:
         raise cancelled
     return task.result()

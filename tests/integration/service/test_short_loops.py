@@ -22,8 +22,8 @@ from support.failpoints import connections, victim_uri
 from support.scripted_model import ScriptedModel
 from support.subscriptions import until
 
-from mongo_session_service import MongoSessionService
-from mongo_session_service.storage.loop_thread import THREAD_NAME
+from mongo_session_service import MongoSessionService, backend
+from mongo_session_service.storage.loop_thread import THREAD_NAME, thread_loop
 
 IDS = {"app_name": "app", "user_id": "user"}
 SESSION = {**IDS, "session_id": "s"}
@@ -166,8 +166,13 @@ def test_hooks_run_in_their_callers_thread_and_context(
     )
     caller.set("somebody")
     asyncio.run(service.create_session(**SESSION, state={"key": "value"}))
+    event = Event(author="x", content=types.UserContent("secret"))
+    asyncio.run(service.append(**SESSION, event=event))
     assert asyncio.run(service.get_session(**SESSION)) is not None
+    asyncio.run(service.redact_events(**SESSION, event_ids=[event.id]))
     asyncio.run(service.close())
+    assert {thread for _, thread in seen} == {threading.current_thread().name}
+    seen = {each for each in seen if each[0] != "nobody"}  # as transactions call them
     assert seen == {("somebody", threading.current_thread().name)}
 
 
@@ -211,6 +216,47 @@ def test_a_service_that_is_let_go_closes_its_client(
     gc.collect()
 
     asyncio.run(until(lambda: not connections(admin)))
+
+
+def test_a_loop_that_is_dropped_ends_without_a_word(
+    shared: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is closed while its subscription waits in the thread."""
+    asyncio.run(shared.create_session(**SESSION))
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    async def follow() -> None:
+        async with shared.watch(**SESSION) as changes:
+            async for _ in changes:
+                followed.set_result(None)
+
+    loop = asyncio.new_event_loop()
+    followed = loop.create_future()
+    task = loop.create_task(follow())
+    loop.run_until_complete(followed)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+    loop.close()
+    del loop, followed, task
+    gc.collect()
+
+    assert unraisable == []
+
+
+def test_services_that_are_closed_leave_nothing_in_the_thread(
+    mongodb_uri: str, database: str
+) -> None:
+    """A worker may make one for each of its tasks."""
+
+    async def use_and_close() -> None:
+        service = MongoSessionService(mongodb_uri, database=database)
+        await service.list_sessions(app_name="app")
+        await service.close()
+
+    asyncio.run(use_and_close())
+    before = len(backend._keepers[thread_loop()])  # noqa: SLF001
+    asyncio.run(use_and_close())
+    assert len(backend._keepers[thread_loop()]) == before  # noqa: SLF001
 
 
 PROGRAM = """
