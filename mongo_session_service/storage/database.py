@@ -28,11 +28,12 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
+from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.records import SHARD_KEY, Document
 from mongo_session_service.storage import clients
 from mongo_session_service.storage.clients import Driver
-from mongo_session_service.storage.failures import Effect, repeat
+from mongo_session_service.storage.failures import CLOSED, Effect, repeat
 from mongo_session_service.storage.loop_thread import in_loop_thread
 from mongo_session_service.storage.tasks import uninterrupted
 
@@ -172,6 +173,7 @@ class Database:
         self._name = database
         self._serving = set[asyncio.Task[Any]]()
         """What guests do with the client now."""
+        self._is_closing = False
         self.connect(client, host)
 
     def connect(self, client: Any, host: Self | None = None) -> None:
@@ -207,7 +209,10 @@ class Database:
 
     async def serve(self, work: Callable[[Self], Awaitable[Result]]) -> Result:
         """Do something for a guest."""
-        if task := asyncio.current_task():
+        task = asyncio.current_task()
+        if task and task not in self._serving:
+            if self._is_closing:
+                raise ConfigurationError(CLOSED)
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         return await work(self)
@@ -215,8 +220,11 @@ class Database:
     async def wait_for_guests(self) -> None:
         """Wait, for a while, until guests have ended what they do with the client.
 
-        A guest whose event loop has ended still closes the cursor of its stream.
+        A guest whose event loop has ended still closes the cursor of its stream. What
+        guests begin from now on is refused: the client would be closed in the middle of
+        a transaction, which keeps its locks for a minute.
         """
+        self._is_closing = True
         if self._serving:
             await asyncio.wait(list(self._serving), timeout=ABORT_SECONDS)
 

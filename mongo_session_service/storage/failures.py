@@ -54,7 +54,7 @@ FOREIGN_LOOP: Final = (
     " that uses them, or give the service a URI: it then works in any loop."
 )
 
-_CLOSED: Final = "The client was closed. Give the service an open one, or a URI."
+CLOSED: Final = "The client was closed. Give the service an open one, or a URI."
 
 _UNKNOWN_OUTCOME: Final = (
     "MongoDB stopped answering during a write, so its outcome is unknown: it may have"
@@ -416,7 +416,7 @@ def translate_error(
         is_dns = type(error.__cause__).__module__.startswith("dns.")
         return errors.ConfigurationError(_NO_SRV if is_dns else _REFUSED_SETTINGS)
     if isinstance(error, driver.InvalidOperation) and "after close" in str(error):
-        return errors.ConfigurationError(_CLOSED)
+        return errors.ConfigurationError(CLOSED)
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
 
 

@@ -230,7 +230,8 @@ class Stream:
                     await asyncio.wait([self._thread])
                 await self._exits.aclose()
 
-        with suppress(PyMongoError, TimeoutError):
+        # A client that is closed closes its cursors.
+        with suppress(PyMongoError, TimeoutError, ConfigurationError):
             await self._opened.with_client(close)
 
 

@@ -22,7 +22,7 @@ from support.failpoints import connections, victim_uri
 from support.scripted_model import ScriptedModel
 from support.subscriptions import until
 
-from mongo_session_service import MongoSessionService, backend
+from mongo_session_service import ConfigurationError, MongoSessionService, backend
 from mongo_session_service.storage.loop_thread import THREAD_NAME, thread_loop
 
 IDS = {"app_name": "app", "user_id": "user"}
@@ -226,18 +226,20 @@ def test_a_loop_that_is_dropped_ends_without_a_word(
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
 
+    loop = asyncio.new_event_loop()
+    followed = asyncio.Event()
+
     async def follow() -> None:
         async with shared.watch(**SESSION) as changes:
             async for _ in changes:
-                followed.set_result(None)
+                followed.set()
 
-    loop = asyncio.new_event_loop()
-    followed = loop.create_future()
     task = loop.create_task(follow())
-    loop.run_until_complete(followed)
+    loop.run_until_complete(followed.wait())
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
     loop.close()
-    del loop, followed, task
+    del loop, task
+    asyncio.run(shared.list_sessions(**IDS))  # by which the service lets it go
     gc.collect()
 
     assert unraisable == []
@@ -257,6 +259,23 @@ def test_services_that_are_closed_leave_nothing_in_the_thread(
     before = len(backend._keepers[thread_loop()])  # noqa: SLF001
     asyncio.run(use_and_close())
     assert len(backend._keepers[thread_loop()]) == before  # noqa: SLF001
+
+
+def test_a_client_that_is_being_closed_begins_nothing(
+    shared: MongoSessionService,
+) -> None:
+    """A transaction that lost its client would keep its locks for a minute."""
+
+    async def ask() -> None:
+        storage = await shared._backends.storage()  # noqa: SLF001
+        assert storage.host is not None
+        closing = storage.host.wait_for_guests()
+        there = asyncio.run_coroutine_threadsafe(closing, thread_loop())
+        await asyncio.wrap_future(there)
+        with pytest.raises(ConfigurationError, match="was closed"):
+            await storage.latest_time()
+
+    asyncio.run(ask())
 
 
 PROGRAM = """
