@@ -85,7 +85,9 @@ async def _as_through_mongos(
     log = CommandsSent()
     async with AsyncMongoClient(uri, event_listeners=[log]) as client:
         with behind_mongos():
-            yield MongoSessionService(client=client, database=database, **arguments)
+            service = MongoSessionService(client=client, database=database, **arguments)
+            yield service
+            await service.close()  # what it still writes is for a mongos as well
     sent = (it for each in log.sent for it in routing.accesses(*each))
     to_all = [each for each in sent if routing.broadcast_to_one(each)]
     assert not to_all, sorted({(each.shape, each.names_one_user) for each in to_all})
