@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from bson.timestamp import Timestamp
 
@@ -41,6 +41,9 @@ from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query, Statement, Update
 from mongo_session_service.storage.transactions import Transaction
 
+Origin: TypeAlias = tuple[str, float]
+"""A session that another is a fork of: its id and its creation time."""
+
 FAMILY: Final = "branch.family"
 SHOWN: Final[Document] = {"branch.hidden": {"$exists": False}}
 """The filter for what is shown: one range of an index, which a comparison with null is
@@ -55,8 +58,7 @@ _CONVERSATION: Final = ("title", "labels")
 def _family(member: Document, *, shown: bool = False) -> Query:
     """The query for a family, the oldest first; or for those of it that are shown."""
     of_user = {f"_id.{name}": member["_id"][name] for name in ("app_name", "user_id")}
-    wanted = {**of_user, FAMILY: family_of(member)}
-    wanted |= SHOWN if shown else {}
+    wanted = {**of_user, FAMILY: family_of(member), **(SHOWN if shown else {})}
     return Query("sessions", wanted, {"create_time": 1, "_id": 1}, fields=MEMBER)
 
 
@@ -81,7 +83,7 @@ async def find_branches(storage: Storage, key: SessionKey) -> list[Branch]:
     if not found or not is_visible(found[0], now):
         raise session_not_found_error(key.session_id)
     if family_of(found[0]) is None:
-        return [_as_branch(found[0], found, shown=found[0])]
+        return [_as_branch(found[0], set(), shown=found[0])]
     (family,) = await storage.read(_family(found[0]), as_of=answer.as_of)
     known = [*with_known_needs(family)]
     stored = [each for each in known if is_visible(each, now)]
@@ -91,12 +93,12 @@ async def find_branches(storage: Storage, key: SessionKey) -> list[Branch]:
     visible = [each for each in shown if each in stored]
     # One that has expired has a successor already.
     only = visible[-1] if visible else _successor(shown, stored)
-    return [_as_branch(each, stored, shown=only) for each in stored]
+    there = {(each["_id"]["session_id"], each["create_time"]) for each in stored}
+    return [_as_branch(each, there, shown=only) for each in stored]
 
 
-def _as_branch(member: Document, stored: Sequence[Document], shown: Document) -> Branch:
+def _as_branch(member: Document, there: set[Origin], shown: Document) -> Branch:
     of_family = origins_in_family(member)
-    there = [(each["_id"]["session_id"], each["create_time"]) for each in stored]
     # What was between two versions may be deleted: it parts from the next, or the root.
     known = [shared for origin, shared in of_family.items() if origin in there]
     shared = max(known, default=min(of_family.values(), default=0))
@@ -113,7 +115,7 @@ def _as_branch(member: Document, stored: Sequence[Document], shown: Document) ->
     )
 
 
-def origins(session: Document) -> dict[tuple[str, float], float]:
+def origins(session: Document) -> dict[Origin, float]:
     """The sessions that one is a fork of, and how many events it has of each."""
     found = session.get(FORKED_FROM, ())
     try:
@@ -122,9 +124,9 @@ def origins(session: Document) -> dict[tuple[str, float], float]:
         return {}
 
 
-def origins_in_family(session: Document) -> dict[tuple[str, float], float]:
+def origins_in_family(session: Document) -> dict[Origin, float]:
     """Those of a branch that are of its family, the nearest first."""
-    found: dict[tuple[str, float], float] = {}
+    found: dict[Origin, float] = {}
     root = place_in_family(session).get("root")
     if root in {None, session["_id"]["session_id"]}:
         return found
@@ -175,10 +177,10 @@ async def show_branch(
             return found is not None
         shown = await tx.find(_family(found, shown=True))
         before = [each for each in shown if each["_id"] != found["_id"]]
-        if is_hidden(found) and not (before and unless_another_is):
+        if is_hidden(found):
+            if before and unless_another_is:
+                return True
             await tx.write(*_show(storage, found, before))
-        elif is_hidden(found):
-            return True
         await tx.write(*_hide(storage, before, found[BRANCH]))
         return True
 

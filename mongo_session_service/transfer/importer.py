@@ -23,11 +23,7 @@ from typing import Final, Literal
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
-from mongo_session_service.codec.documents import (
-    COPIED_BY,
-    INITIAL,
-    REDACTIONS,
-)
+from mongo_session_service.codec.documents import COPIED_BY, INITIAL, REDACTIONS
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, BRANCH, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
