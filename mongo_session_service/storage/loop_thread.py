@@ -100,9 +100,6 @@ async def in_loop_thread(
         except asyncio.CancelledError as error:
             cancelled = error
             there.call_soon_threadsafe(cancel)
-        except GeneratorExit:  # its loop was closed, and nobody waits any more
-            there.call_soon_threadsafe(cancel)
-            raise
     if cancelled is not None:
         raise cancelled
     return task.result()

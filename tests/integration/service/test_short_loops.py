@@ -218,33 +218,6 @@ def test_a_service_that_is_let_go_closes_its_client(
     asyncio.run(until(lambda: not connections(admin)))
 
 
-def test_a_loop_that_is_dropped_ends_without_a_word(
-    shared: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that is closed while its subscription waits in the thread."""
-    asyncio.run(shared.create_session(**SESSION))
-    unraisable: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-
-    loop = asyncio.new_event_loop()
-    followed = asyncio.Event()
-
-    async def follow() -> None:
-        async with shared.watch(**SESSION) as changes:
-            async for _ in changes:
-                followed.set()
-
-    task = loop.create_task(follow())
-    loop.run_until_complete(followed.wait())
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
-    loop.close()
-    del loop, task
-    asyncio.run(shared.list_sessions(**IDS))  # by which the service lets it go
-    gc.collect()
-
-    assert unraisable == []
-
-
 def test_services_that_are_closed_leave_nothing_in_the_thread(
     mongodb_uri: str, database: str
 ) -> None:
