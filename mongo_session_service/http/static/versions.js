@@ -75,7 +75,9 @@ export class Versions {
     }
     const before = this.found;
     this.found = findVersions(branches, sessionId);
-    this.timeline.redrawAt(new Set([...before.keys(), ...this.found.keys()]));
+    // An arrow that is drawn again loses the focus.
+    const isNewAt = (revision) => JSON.stringify(before.get(revision)) !== JSON.stringify(this.found.get(revision));
+    this.timeline.redrawAt(new Set([...before.keys(), ...this.found.keys()].filter(isNewAt)));
   }
 
   arrows(revision) {
