@@ -17,7 +17,7 @@ from google.adk.sessions.session import Session
 from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
-from mongo_session_service.codec.documents import COPIED_BY
+from mongo_session_service.codec.record import COPIED_BY
 from mongo_session_service.consumers.handler import handler_storage
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
@@ -217,7 +217,7 @@ class _SessionLog:
             raise StorageUnavailableError(
                 "The server does not know yet that the event is committed; try again."
             )
-        log = queries.events_after(self.key, stored.log_begins)
+        log = queries.events_after(self.key, stored.record.begins)
         copies = {**log, COPIED_BY: "fork"}
         count = Query("events", copies, then=({"$count": "copies"},))
         (counts,) = await self._storage.read(count, patient=True)

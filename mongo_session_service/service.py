@@ -35,7 +35,9 @@ from mongo_session_service.codec.adk_session import (
     show_missed_events,
     to_session,
 )
+from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.hooks import Hook, Hooks
+from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.consumers.checkpoint import (
     ConsumerSettings,
     ConsumerStatus,
@@ -57,13 +59,15 @@ from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.model import metadata, validation
 from mongo_session_service.model.limits import DEFAULT, Limits
-from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
+from mongo_session_service.model.metadata import (
+    NOT_GIVEN,
+    NotGiven,
+    StoredDetails,
+)
 from mongo_session_service.model.records import (
     Document,
-    Marker,
     ScopedState,
     SessionKey,
-    StoredSession,
     lookup_key,
     session_key,
 )
@@ -351,8 +355,14 @@ class MongoSessionService(BaseSessionService):
         if ttl is None and expire_time is None:
             ttl = self._default_ttl
         named = metadata.resolve_title(title, display_name)
-        today = self._backends.clock.now()
-        details = metadata.new_details(named, labels, ttl, expire_time, today)
+        details = StoredDetails.given(
+            self._backends.clock.now(),
+            is_new=True,
+            title=named,
+            labels=labels,
+            ttl=ttl,
+            expire_time=expire_time,
+        )
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
         backend = await self._backends.backend(Stage.SET_UP)
@@ -563,7 +573,7 @@ class MongoSessionService(BaseSessionService):
         if appended.later is not None:
             show_missed_events(session, appended.later)
             mark(session, appended.later.marker)
-            session.last_update_time = appended.later.update_time
+            session.last_update_time = appended.later.record.updated
 
     def turn(
         self,
@@ -934,15 +944,19 @@ class MongoSessionService(BaseSessionService):
             InvalidInputError: none is given, or both a ``ttl`` and an ``expire_time``.
         """
         key = session_key(app_name, user_id, session_id)
-        now = self._backends.clock.now()
-        fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
+        details = StoredDetails.given(
+            self._backends.clock.now(),
+            title=title,
+            labels=labels,
+            ttl=ttl,
+            expire_time=expire_time,
+        )
         backend = await self._backends.backend()
-        if (lasts := fields.get("ttl")) is not None:
-            fields["expire_time"] = backend.storage.clock.now() + lasts
-        found = await update_details(backend.storage, key, fields)
-        backend.sweep.expect(found.get("expire_time"))
+        renewed = details.with_renewed_expiry(backend.storage.clock.now())
+        found = await update_details(backend.storage, key, renewed.changed())
+        backend.sweep.expect(found.expire_time)
         sizes = await branches.count_families(backend.storage, [found])
-        return documents.summary(found, self._hooks, families=sizes)
+        return found.summary(self._hooks, families=sizes)
 
     @traced
     async def find_sessions(
@@ -1003,8 +1017,7 @@ class MongoSessionService(BaseSessionService):
         wanted = search.new_search(
             app_name,
             user_id,
-            title,
-            labels,
+            StoredDetails.given(is_new=True, title=title, labels=labels),
             where,
             title_contains=title_contains,
             waiting=waiting,
@@ -1649,11 +1662,8 @@ class MongoSessionService(BaseSessionService):
 
 def _as_listed_session(summary: SessionSummary) -> Session:
     """Make what a list shows of a session."""
-    expires = summary.expire_time is not None
-    marker = Marker(summary.revision, summary.create_time, summary.ttl, expires)
-    key = SessionKey(summary.app_name, summary.user_id, summary.id)
-    state, updated = dict(summary.state or {}), summary.last_update_time
-    return to_session(StoredSession(key, marker, updated, state, []))
+    record = SessionRecord.summarised(summary)
+    return to_session(StoredSession(record, dict(summary.state or {}), []))
 
 
 def _app_of(runner: object) -> str:

@@ -16,7 +16,8 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.errors import StorageError, session_not_found_error
+from mongo_session_service.codec.record import STATES, SessionRecord, is_placeholder
+from mongo_session_service.errors import StorageError
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.setup import (
@@ -32,16 +33,11 @@ from mongo_session_service.sessions import (
     redaction,
     search,
 )
-from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
+from mongo_session_service.sessions.reads import found_record
 from mongo_session_service.sessions.search import AppCount
 from mongo_session_service.storage import server
 from mongo_session_service.storage.statements import Query
-
-_SUMMARY_FIELDS: Final = (
-    *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
-    *(documents.NEEDS, *ANNOUNCED),
-)
 
 
 async def count_apps(
@@ -53,15 +49,14 @@ async def count_apps(
 
 
 async def load_summary(service: MongoSessionService, key: SessionKey) -> SessionSummary:
-    own = Query("sessions", {"_id": key.id}, fields=("state", *_SUMMARY_FIELDS))
+    own = Query("sessions", {"_id": key.id}, without=STATES[1:])
     shared = queries.shared_state_queries(key.app_name, key.user_id)
     storage = await backends_of(service).storage()
-    session, *states = await storage.read(own, *shared)
-    both, now, hooks = chain(*states), storage.clock.now(), storage.hooks
-    for decoded in documents.decode_sessions(session, both, now, hooks):
-        sizes = await branches.count_families(storage, session)
-        return documents.summary(session[0], hooks, decoded.state, sizes)
-    raise session_not_found_error(key.session_id)
+    found, *states = await storage.read(own, *shared)
+    record = found_record(storage, key, found)
+    shown = documents.show_session(record, chain(*states), storage.hooks)
+    sizes = await branches.count_families(storage, [record])
+    return record.summary(storage.hooks, shown.state, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +158,13 @@ async def _count_erasable_session(
     """Count a session, also one that has expired or is partly deleted."""
     storage = await backends_of(service).storage()
     wanted = {"_id": key.id, **deletion.deletable_filter(storage)}
-    found = await storage.find_one(Query("sessions", wanted, fields=deletion.LENGTH))
+    found = await storage.find_one(Query("sessions", wanted, without=STATES))
     if found is None:
         return None
-    if not deletion.is_session(found):
+    if is_placeholder(found):
         return NOTHING
-    return replace(NOTHING, sessions=1, events=deletion.max_stored_event_count(found))
+    events = SessionRecord.of_any(found).most_stored
+    return replace(NOTHING, sessions=1, events=events)
 
 
 async def erase(

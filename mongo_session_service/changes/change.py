@@ -6,10 +6,11 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from google.adk.events.event import Event
-from pydantic import BaseModel, ConfigDict, InstanceOf
+from pydantic import ConfigDict, Field, InstanceOf
 
 from mongo_session_service._public import public
 from mongo_session_service.codec import public_view
+from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnInfo, WaitingCall
 
@@ -29,7 +30,7 @@ _CONTENT: Final = {"event", "state", "state_delta"}
 
 
 @public
-class Change(BaseModel):
+class Change(Details):
     """Something that happened to a session, or to state that sessions share.
 
     Subscribers of the same session receive the same object: do not modify its content.
@@ -55,22 +56,17 @@ class Change(BaseModel):
     """The event that was appended, or that was redacted, as it is now; None if it
     cannot be decoded. In a ``partial``, what is new since the one before with the
     event's id."""
-    state_delta: dict[str, Any] = {}
+    state_delta: dict[str, Any] = Field(default_factory=dict)
     """What was set, its keys prefixed by scope: by an event, by a write to the state of
     the app or user, or as the initial state of a session ``created``."""
     state: dict[str, Any] | None = None
     """The whole merged state, in a ``snapshot``."""
-    title: str | None = None
-    """The session's title from now on, in an ``updated``; None for none."""
-    labels: dict[str, str] | None = None
-    """All its labels from now on, in an ``updated``."""
+    labels: dict[str, str] | None = None  # type: ignore[assignment]
+    """All its labels from now on, in an ``updated`` as are the other details."""
     copied_by: str | None = None
     """``fork`` or ``import``, if that has stored the event, or the session ``created``:
     an event that a fork has is counted and handled already, in the session where it was
     appended. None of what was appended or created here."""
-    expire_time: float | None = None
-    """When it expires, unless an append renews it, in an ``updated``; None for never.
-    """
     waiting: tuple[WaitingCall, ...] | None = None
     """The session's calls that wait for a person from now on, up to 100: of an
     ``appended`` that makes or ends a wait, of a session ``created`` with some, and of

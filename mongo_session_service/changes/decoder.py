@@ -22,15 +22,21 @@ from google.adk.sessions.state import State
 from pydantic import ValidationError
 
 from mongo_session_service.changes.change import Change, ChangeKind
-from mongo_session_service.codec import bson_values, documents, partials
+from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
+from mongo_session_service.codec.record import (
+    COPIED_BY,
+    SessionRecord,
+    check_needs,
+    decode_turn,
+    is_placeholder,
+    key_of,
+)
 from mongo_session_service.codec.waiting_calls import (
     WAITING,
-    WAITING_FIELDS,
     decode_waiting,
 )
 from mongo_session_service.errors import HistoryLostError, StorageError, quoted
-from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import (
     ANNOUNCES_DETAILS,
     ANNOUNCES_REMOVAL,
@@ -81,11 +87,9 @@ class ChangeRecord:
     owner: tuple[str, ...]
     """The app, the user or the session that it concerns."""
     content: Document
-    """Of an event and of a session the ``document``; of an update the ``details``, the
-    calls that are ``waiting``, and when the session was ``created``; of shared state
-    the ``delta``, keys prefixed by scope, empty if no value has changed; of a snapshot
-    the ``document`` of the session, or the one before its log, and the ``shared`` ones
-    of its app and user."""
+    """Of an event and of a session the ``document``, of an update what was announced;
+    of shared state the ``delta``, keys prefixed by scope, empty if no value has
+    changed; of a snapshot also the ``shared`` documents of its app and user."""
     time: float = 0.0
     """When it was committed, as far as the content has no time."""
     hooks: Hooks = field(default=NO_HOOKS, repr=False, compare=False)
@@ -100,10 +104,9 @@ class ChangeRecord:
         return SessionKey(*self.owner)
 
     @property
-    def expire_time(self) -> object:
-        """Time at which a created or updated session expires; None for never."""
-        stored = self.content.get("details") or self.content.get("document", {})
-        return stored.get("expire_time")
+    def session(self) -> SessionRecord:
+        """The session that was created, updated, or is shown."""
+        return SessionRecord(self.key, self.content["document"])
 
     @cached_property
     def size(self) -> int:
@@ -145,11 +148,15 @@ class ChangeRecord:
             logger.warning(message, error)
         if self.kind not in {"appended", "created"}:
             return None
-        document, time = self.content["document"], 0.0
-        revision = document.get("revision", document["_id"].get("revision"))
-        stored = document.get("create_time", document.get("event", {}).get("timestamp"))
-        if isinstance(stored, int | float):
-            time = float(stored)
+        if self.kind == "created":
+            revision, time = self.session.revision, self.session.created
+        else:
+            document = self.content["document"]
+            revision, time = (
+                document["_id"]["revision"],
+                document["event"].get("timestamp"),
+            )
+        time = float(time) if isinstance(time, int | float) else 0.0
         return self._build_change({"revision": revision, "time": time})
 
     def change(self) -> Change:
@@ -169,14 +176,15 @@ class ChangeRecord:
 
     def _decoded_fields(self, content: Document) -> Document:
         hooks, document = self.hooks, content.get("document", {})
-        documents.check_needs(document)
+        check_needs(document)
         fields: Document = {}
         if "event" in document:
             event = documents.decode_event(document, hooks)
             fields = {"event": event, "time": event.timestamp}
-        copied_by = document.get(documents.COPIED_BY)
-        if WAITING in document:
-            fields["waiting"] = decode_waiting(document, hooks).named
+        copied_by = document.get(COPIED_BY)
+        if WAITING in document or self.kind == "updated":
+            calls = decode_waiting({**document, "_id": self.key.id}, hooks)
+            fields["waiting"] = calls.named
         match self.kind:
             case "appended":
                 fields["revision"] = document["_id"]["revision"]
@@ -185,45 +193,30 @@ class ChangeRecord:
             case "redacted":
                 return {"event": event, "copied_by": copied_by}
             case "created":
-                fields["revision"] = document["revision"]
-                fields["time"] = document["create_time"]
+                fields["revision"] = self.session.revision
+                fields["time"] = self.session.created
                 fields["copied_by"] = copied_by
-                fields["state_delta"] = documents.decode_session_state(
-                    document, self.key, hooks
-                )
-                details = Details.from_document(document)
-                fields["root_id"] = details.as_results()["root_id"]
-                fields["is_shown"] = details.is_shown
+                fields["state_delta"] = self.session.own_state(hooks)
+                fields |= self.session.place_as_results()
             case "snapshot":
-                return self._decode_snapshot(document, content["shared"])
+                session = self.session
+                state = documents.decode_shared_state(
+                    self.key, content["shared"], hooks
+                )
+                merged = replace(state, session=session.own_state(hooks)).merged()
+                fields = {"revision": session.revision, "time": session.updated}
+                return {"state": merged, **fields}
             case "updated":
-                details = Details.from_document(content["details"])
-                waiting = {"_id": self.key.id, **content["waiting"]}
-                known = details.as_results().items()
-                fields |= {name: it for name, it in known if name != "ttl"}
-                fields["is_shown"] = details.is_shown
-                fields["waiting"] = decode_waiting(waiting, hooks).named
+                fields |= self.session.details.as_results()
+                fields |= self.session.place_as_results()
             case "state":
                 owner = Owner(*self.owner)
                 fields["state_delta"] = hooks.loaded_state(content["delta"], owner)
             case "partial" | "turn":
                 epoch, number = document["_id"]["epoch"], document["_id"]["n"]
-                fields["turn"] = partials.decode_turn(self.key, epoch, document)
+                fields["turn"] = decode_turn(self.key, epoch, document)
                 fields["turn_position"] = number
         return fields
-
-    def _decode_snapshot(self, document: Document, shared: list[Document]) -> Document:
-        key = self.key
-        if "revision" in document["_id"]:  # the one before a trimmed log
-            owner, stored = Owner.of_session(key), document[documents.INITIAL]
-            own = documents.decode_state(stored, owner, self.hooks)
-            revision, time = documents.log_begins(document), document["create_time"]
-        else:
-            own = documents.decode_session_state(document, key, self.hooks)
-            revision, time = document["revision"], document["update_time"]
-        state = documents.decode_shared_state(key, shared, self.hooks)
-        merged = replace(state, session=own).merged()
-        return {"revision": revision, "state": merged, "time": time}
 
 
 def pipeline(storage: Storage, app_name: str | None = None) -> list[Document]:
@@ -330,7 +323,7 @@ def _with_commit_time(
 
 def decode_turn_progress(document: Document, hooks: Hooks) -> ChangeRecord | None:
     """Decode a document of running turns, if this package wrote it."""
-    key = documents.key_of(document.get("_id"), "epoch", "n")
+    key = key_of(document.get("_id"), "epoch", "n")
     is_ours = all(isinstance(document.get(it), of) for it, of in _OF_TURNS.items())
     if key is None or not is_ours:
         return None
@@ -340,23 +333,25 @@ def decode_turn_progress(document: Document, hooks: Hooks) -> ChangeRecord | Non
 
 
 def updated_record(
-    key: SessionKey, document: Document, hooks: Hooks, time: float = 0.0
+    session: SessionRecord, hooks: Hooks, time: float = 0.0
 ) -> ChangeRecord:
     """Build an ``updated`` change: of title, labels, expiry or waiting calls."""
-    waiting = {name: document[name] for name in WAITING_FIELDS if name in document}
-    content = {
-        "details": Details.from_document(document).to_document(),
-        "waiting": waiting,
-        "created": document.get("create_time"),
-    }
-    return ChangeRecord("updated", key, content, time, hooks)
+    content = {"document": session.announced()}
+    return ChangeRecord("updated", session.key, content, time, hooks)
+
+
+def snapshot_record(
+    session: SessionRecord, shared: list[Document], hooks: Hooks
+) -> ChangeRecord:
+    content = {"document": session.document, "shared": shared}
+    return ChangeRecord("snapshot", session.key, content, hooks=hooks)
 
 
 def decode_appended(
     id_: Any, document: Document | None, hooks: Hooks
 ) -> ChangeRecord | None:
     """Decode a document of the events collection, if this package wrote it."""
-    key = documents.key_of(id_, "revision")
+    key = key_of(id_, "revision")
     if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large for the stream, and deleted before it was read
     if not isinstance(document.get("event"), dict):
@@ -368,11 +363,8 @@ def decode_trimmed(
     document: Document, shared: list[Document], hooks: Hooks
 ) -> ChangeRecord | None:
     """Decode the document that precedes a trimmed log; None for any other."""
-    key = documents.key_of(document["_id"], "revision")
-    if key is None or not documents.log_begins(document):
-        return None
-    content = {"document": document, "shared": shared}
-    return ChangeRecord("snapshot", key, content, hooks=hooks)
+    session = SessionRecord.before_log(document)
+    return None if session is None else snapshot_record(session, shared, hooks)
 
 
 def state_record(
@@ -402,16 +394,16 @@ def _decode_session_change(
 ) -> ChangeRecord | None:
     kind, document = change["operationType"], change.get("fullDocument") or {}
     if kind == "insert":
-        if key := documents.key_of(id_, ANNOUNCES_REMOVAL):
+        if key := key_of(id_, ANNOUNCES_REMOVAL):
             return ChangeRecord("tombstone", key, {})
-        if key := documents.key_of(id_, ANNOUNCES_DETAILS):
-            return updated_record(key, document, hooks)
-    key = documents.key_of(id_)
+        if key := key_of(id_, ANNOUNCES_DETAILS):
+            return updated_record(SessionRecord(key, document), hooks)
+    key = key_of(id_)
     if key is not None and kind == "delete":
         return ChangeRecord("deleted", key, {}, hooks=hooks)
-    if key is None or "revision" not in document:
-        return None  # a tombstone or a reservation
-    documents.checked_key(document)
+    if key is None or is_placeholder(document):
+        return None
+    SessionRecord.read(document)
     return ChangeRecord("created", key, {"document": document}, hooks=hooks)
 
 

@@ -13,7 +13,6 @@ from mongo_session_service import admin
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.inspect_commands import (
     details_text,
-    expiry_text,
     iter_sessions,
 )
 from mongo_session_service.cli.terminal import printable
@@ -77,10 +76,8 @@ async def set_session(
             kept = before.labels if keeps_labels else {}
             changes["labels"] = kept | dict(labels)
         now = await service.update_session(**key.id, **changes)
-    details = details_text(now.title, now.labels, expiry_text(now))
-    terminal.show_result(
-        summary_fields(now), f"Session {printable(now.id)}: {details}."
-    )
+    text = f"Session {printable(now.id)}: {details_text(now)}."
+    terminal.show_result(summary_fields(now), text)
 
 
 def _changed_fields(given: dict[str, Any]) -> dict[str, Any]:

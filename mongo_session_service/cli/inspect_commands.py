@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mongo_session_service.admin.sizes import CollectionSize, Removable
     from mongo_session_service.admin.stored_contents import LoggedEvent
     from mongo_session_service.changes.change import Change
+    from mongo_session_service.model.metadata import Details
     from mongo_session_service.model.results import SessionSummary
     from mongo_session_service.service import MongoSessionService
 
@@ -411,7 +412,7 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
             yield Text.assemble((f"{name:9}", terminal.FAINT), printable(value))
 
 
-def expiry_text(summary: SessionSummary) -> str:
+def expiry_text(summary: Details) -> str:
     """Describe when a session expires; empty for never."""
     if summary.expire_time is None:
         return ""
@@ -450,12 +451,7 @@ def change_text(change: Change, scope_length: int) -> Text:
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
     name, style, text = change.kind, _KIND_STYLES.get(change.kind, ""), ""
     if change.kind == "updated":
-        expires = shown.get("expire_time")
-        text = details_text(
-            shown.get("title"),
-            shown.get("labels") or {},
-            None if expires is None else time_text(expires),
-        )
+        text = details_text(change)
     if event := shown.get("event"):
         name, style, text = event["author"], "bold", "  ".join(event_texts(event))
     author = styled(name, style)
@@ -490,8 +486,9 @@ def time_text(seconds: float) -> str:
     return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
-def details_text(title: str | None, labels: dict[str, str], expires: str | None) -> str:
+def details_text(noted: Details) -> str:
     """Describe a session's title, labels and expiry, also those that it lacks."""
+    title, labels, expires = noted.title, noted.labels, expiry_text(noted)
     shown = [
         "no title" if title is None else f"title {printable(title)!r}",
         f"labels {printable(labels_text(labels))}" if labels else "no labels",

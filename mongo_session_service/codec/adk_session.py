@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from google.adk.sessions.session import Session
 
-from mongo_session_service.model.records import Marker, StoredSession
+from mongo_session_service.codec.documents import StoredSession
+from mongo_session_service.model.records import Marker
 
 _MARK: Final = "_storage_update_marker"
 """ADK's own slot for it."""
@@ -39,14 +40,15 @@ _FIELDS: Final = set(Session.model_fields)
 
 
 def to_session(stored: StoredSession) -> Session:
-    (app_name, user_id, session_id), marker, update_time, state, events, *_ = stored
+    record, state, events = stored
+    (app_name, user_id, session_id), marker = record.key, record.marker
     fields = {
         "id": session_id,
         "app_name": app_name,
         "user_id": user_id,
         "state": state,
         "events": [*events],
-        "last_update_time": update_time,
+        "last_update_time": record.updated,
     }
     if not _HAS_KNOWN_LAYOUT:
         session = Session.model_validate(fields)

@@ -8,12 +8,10 @@ but cannot be read, by this release of ADK or by the hook, is a ``StorageError``
 from __future__ import annotations
 
 import copy
-import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import bson
 from bson.raw_bson import RawBSONDocument
@@ -23,19 +21,23 @@ from google.adk.sessions.state import State
 from mongo_session_service.codec import bson_values, document_size, events
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
-from mongo_session_service.codec.waiting_calls import (
-    WAITING,
-    decode_waiting,
-    waiting_step,
+from mongo_session_service.codec.record import (
+    COPIED_BY,
+    FORKED_FROM,
+    INITIAL,
+    LOG_BEGINS,
+    SessionRecord,
+    check_needs,
+    leave_out,
 )
+from mongo_session_service.codec.waiting_calls import WAITING, waiting_step
 from mongo_session_service.errors import (
     InvalidInputError,
-    SchemaVersionError,
     StorageError,
     quoted,
 )
 from mongo_session_service.model import metadata
-from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
+from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, StoredDetails
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -43,56 +45,28 @@ from mongo_session_service.model.records import (
     NewSession,
     ScopedState,
     SessionKey,
-    StoredSession,
     TurnFence,
 )
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id
 
-logger = logging.getLogger(__name__)
 
-INITIAL: Final = "initial_state"
-"""Where a session keeps the state it began with."""
+class StoredSession(NamedTuple):
+    """A session as one snapshot of storage shows it."""
 
-LOG_BEGINS: Final = "log_begins"
-"""Where a session that was trimmed keeps the revision after which its log begins.
+    record: SessionRecord
+    state: dict[str, Any]
+    """Flat, with that of its app and user."""
+    events: list[Event]
 
-Its initial state, as of then, is in the document before the log, under the same
-revision. Events up to it may still be there; they count as removed.
-"""
+    @property
+    def key(self) -> SessionKey:
+        return self.record.key
 
-TRIMMING: Final = "trimming"
-"""Where it keeps the revision after which such events may be there, if any may."""
+    @property
+    def marker(self) -> Marker:
+        return self.record.marker
 
-REDACTIONS: Final = "redactions"
-"""Where a session counts how often events of it were redacted."""
-
-FORKED_FROM: Final = "forked_from"
-"""Where a fork names the session it was made of, and what that one was made of.
-
-Each has a ``session_id``, its ``create_time``, and the last ``revision`` of it that the
-fork has as well. The nearest is first.
-"""
-
-COPIED_BY: Final = "copied_by"
-"""Where an event and a session have ``fork`` or ``import``, if that has stored them."""
-
-NEEDS: Final = "needs"
-"""Where a session, and each of its events, lists what a release must know to touch it.
-
-Whoever gives a session a need writes it into the events that are stored from then on,
-since readers of a change stream see no session. Most have none, and no such field.
-"""
-
-LISTED: Final = (
-    *("state", "title", "revision", "create_time", "update_time"),
-    *("ttl", "expire_time", NEEDS),
-)
-"""Fields of a session's document that a list needs, and hardly more."""
-
-HEAD: Final = ("revision", "create_time", "ttl", "expire_time", LOG_BEGINS, NEEDS)
-"""The fields of a session that show which one it is, whether it has expired, where its
-log begins, and what it needs."""
 
 _BESIDE_STATE: Final = 4096
 """Bytes up to which that is in the session's own document, which is read with it."""
@@ -123,12 +97,6 @@ def needs_initial_document(session: NewSession) -> bool:
     """
     is_large = bool(session.delta.session) and session.size > _BESIDE_STATE
     return is_large or session.log_begins > 0
-
-
-def log_begins(session: Mapping[str, Any]) -> int:
-    """The revision after which a stored session's log begins; 0 if it is whole."""
-    begins = session.get(LOG_BEGINS, 0)
-    return begins if isinstance(begins, int) else 0
 
 
 def event_document(
@@ -167,135 +135,18 @@ def event_flags(encoded: bytes, hooks: Hooks) -> Document:
     return {name: True for name, is_set in flags.items() if is_set}
 
 
-_NUMBER: Final = (int, float)
-
-
-def is_visible(session: dict[str, Any], now: float) -> bool:
-    """True if a document of the sessions collection is a session to be shown.
-
-    The server's filter is :func:`queries.visible_filter`. One that this release must
-    not touch is refused.
-    """
-    check_needs(session)
-    expires = session.get("expire_time", math.inf)
-    is_over = isinstance(expires, _NUMBER) and expires <= now
-    return "revision" in session and not is_over
-
-
-class UnknownNeedError(UnreadableError, SchemaVersionError):
-    """A session needs what this release does not know; lists leave it out."""
-
-    def __init__(self, message: str) -> None:
-        StorageError.__init__(self, message)
-
-
-def check_needs(document: Document) -> None:
-    """Refuse a session, or an event of one, that needs what this release lacks.
-
-    The server's filter is :data:`queries.NEEDS_KNOWN`.
-    """
-    if NEEDS in document and (unknown := unknown_needs(document)):
-        raise UnknownNeedError(
-            f"Session {quoted(str(document['_id']['session_id']))} needs"
-            f" {', '.join(map(quoted, unknown))}, which this release does not know."
-            " Upgrade mongo-session-service."
-        )
-
-
-def unknown_needs(document: Document) -> list[str]:
-    """List what a session needs and this release does not know, which knows none."""
-    needs = document.get(NEEDS, [])
-    named = needs if isinstance(needs, list) else [needs]
-    return [str(each) for each in named]
-
-
-def with_known_needs(sessions: Iterable[Document]) -> Iterator[Document]:
-    """Leave out of a list, with a warning, what this release must not touch."""
-    for each in sessions:
-        try:
-            check_needs(each)
-        except UnknownNeedError as error:
-            _leave_out(error, is_list=True)
-        else:
-            yield each
-
-
-_KEY: Final = SessionKey._fields
-
-
-def key_of(id_: Any, *more: str) -> SessionKey | None:
-    """Read a session's key from an ``_id`` that has ``more`` fields behind it.
-
-    None if it has others, as a document of another tool may.
-    """
-    if isinstance(id_, dict) and tuple(id_) == _KEY + more:
-        app_name, user_id, session_id, *_ = id_.values()
-        if type(app_name) is type(user_id) is type(session_id) is str:
-            return SessionKey(app_name, user_id, session_id)
-    return None
-
-
-def _unreadable_session(id_: Document) -> UnreadableError:
-    """Return the error that names a session as well as its ``_id`` allows."""
-    name = id_.get("session_id")
-    return UnreadableError(
-        f"Session {quoted(name)}" if isinstance(name, str) else "A session"
-    )
-
-
-def checked_key(session: Document) -> SessionKey:
-    """The key of a session's document; one that cannot be a session's is refused."""
-    key = key_of(session["_id"])
-    # Spelt out, since a list asks it of each session.
-    try:
-        is_session = (
-            isinstance(session["state"], dict)
-            and isinstance(session["revision"], int)
-            and isinstance(session["create_time"], _NUMBER)
-            and isinstance(session["update_time"], _NUMBER)
-            and isinstance(session.get(LOG_BEGINS, 0), int)
-        )
-    except KeyError:
-        is_session = False
-    if key is None or not is_session:
-        raise _unreadable_session(session["_id"])
-    return key
-
-
 _WHERE: Final = "The event of session {session_id!r} at revision {revision}"
 _WRAPPER_FIELD: Final = bson_values.WRAPPER.encode() + b"\0"
-
-
-def decode_session_state(
-    session: dict[str, Any], key: SessionKey, hooks: Hooks, *, is_plain: bool = False
-) -> dict[str, Any]:
-    """A session's own state as it is shown: its title is the display name in it.
-
-    With hooks that is left out, since titles are stored in clear. What is known to be
-    plain is stored as it is shown, and is not copied.
-    """
-    state = session["state"]
-    if not (is_plain or bson_values.is_decoded(state)):
-        state = _readable(state, key)
-    if hooks.is_missing:
-        return (
-            metadata.with_title(state, session["title"])
-            if "title" in session
-            else state
-        )
-    return hooks.loaded_state(state, Owner.of_session(key))
 
 
 def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
     return hooks.loaded_state(_readable(fields, owner), owner)
 
 
-def _readable(fields: Any, of: Owner | SessionKey) -> dict[str, Any]:
+def _readable(fields: Any, owner: Owner) -> dict[str, Any]:
     try:
         return bson_values.decode_fields(fields)
     except (AttributeError, UnreadableError):
-        # A list makes no owner of each session.
-        owner = Owner.of_session(of) if isinstance(of, SessionKey) else of
         raise UnreadableError(f"The state of {owner}") from None
 
 
@@ -304,7 +155,7 @@ def encode_new_session(
     state: object,
     create_time: float,
     hooks: Hooks,
-    details: Details = NO_DETAILS,
+    details: StoredDetails = NO_DETAILS,
 ) -> NewSession:
     flat = _json_state(state)
     if hooks.is_missing:
@@ -454,80 +305,41 @@ def _unreadable(id_: Document) -> StorageError:
     return StorageError(f"{where} is not one that this release of ADK can read.")
 
 
-def without_trimmed(log: list[Document], session: Document) -> list[Document]:
-    """Leave out the events that a trim of a session is about to remove."""
-    if not (begins := log_begins(session)):
-        return log
-    return [each for each in log if each["_id"]["revision"] > begins]
-
-
-def decode_sessions(
-    sessions: Iterable[Document],
-    shared: Iterable[Document],
-    now: float,
-    hooks: Hooks,
-    *,
-    is_list: bool = False,
-    is_plain: bool = False,
+def show_sessions(
+    records: Iterable[SessionRecord], shared: Iterable[Document], hooks: Hooks
 ) -> Iterator[StoredSession]:
-    """Decode sessions, each with what it shares of the states of an app and its users.
+    """Show sessions of a list, each with what it shares of an app and its users.
 
-    The longest untouched comes first, ties by user and then session id. A list holds
-    only visible sessions, and leaves out one that cannot be read.
+    The longest untouched comes first, ties by user and then session id. One that cannot
+    be read is left out.
     """
     app, users = _shared_copiers(shared, hooks)
-    shown: list[tuple[float, SessionKey, Document]] = []
-    for document in sessions:
-        if is_list or is_visible(document, now):
-            try:
-                key = checked_key(document)
-                check_needs(document)
-            except UnreadableError as error:
-                _leave_out(error, is_list=is_list)
-            else:
-                shown.append((document["update_time"], key, document))
-    shown.sort(key=itemgetter(0, 1))
-    shown.reverse()
-    has_no_shared_state = app is dict and not users
-    is_as_shown = is_plain and hooks.is_missing
-    while shown:
-        update_time, key, document = shown.pop()
-        if is_as_shown and "title" not in document:  # as most are in a long list
-            state = document["state"]
-        else:
-            try:
-                state = decode_session_state(document, key, hooks, is_plain=is_plain)
-            except UnreadableError as error:
-                _leave_out(error, is_list=is_list)
-                continue
-        if not has_no_shared_state and (
-            common := app() | users.get(key.user_id, dict)()
-        ):
-            state = state | common
-        marker = Marker.of(document)
-        yield StoredSession(
-            key,
-            marker,
-            update_time,
-            state,
-            [],
-            document.get(LOG_BEGINS, 0),
-            document.get(REDACTIONS, 0),
-        )
+    left = sorted(records, key=attrgetter("updated", "key"), reverse=True)
+    while left:
+        record = left.pop()
+        try:
+            state = record.own_state(hooks)
+        except UnreadableError as error:
+            leave_out(error)
+            continue
+        if app is not dict or users:
+            state = state | app() | users.get(record.key.user_id, dict)()
+        yield StoredSession(record, state, [])
 
 
-def _leave_out(error: UnreadableError, *, is_list: bool) -> None:
-    if not is_list:
-        raise error
-    logger.warning("A session is missing from a list. %s", error)
+def show_session(
+    record: SessionRecord, shared: Iterable[Document], hooks: Hooks
+) -> StoredSession:
+    app, users = _shared_copiers(shared, hooks)
+    common = app() | users.get(record.key.user_id, dict)()
+    return StoredSession(record, record.own_state(hooks) | common, [])
 
 
 _Copier = Callable[[], dict[str, Any]]
+_Sharing: TypeAlias = tuple[_Copier, dict[str, _Copier]]
 
 
-def _shared_copiers(
-    shared: Iterable[Document], hooks: Hooks
-) -> tuple[_Copier, dict[str, _Copier]]:
+def _shared_copiers(shared: Iterable[Document], hooks: Hooks) -> _Sharing:
     """Return what copies the state of an app, and that of each of its users."""
     app: _Copier = dict
     users: dict[str, _Copier] = {}
@@ -589,9 +401,7 @@ def decode_new_session(
     state = shared.merged() | hooks.loaded_state(own.merged(), owner)
     if hooks.is_missing:
         state = metadata.with_title(state, new.details.title)
-    return StoredSession(
-        new.key, new.expected.after_append(), new.create_time, state, []
-    )
+    return StoredSession(SessionRecord(new.key, session_document(new)), state, [])
 
 
 def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
@@ -642,56 +452,14 @@ def _split_scopes(values: dict[str, Any]) -> ScopedState:
 
 
 def summaries(
-    documents: Iterable[Document],
+    records: Iterable[SessionRecord],
     hooks: Hooks,
     states: Mapping[SessionKey, dict[str, Any]] | None = None,
     families: Mapping[str, int] | None = None,
-) -> list[SessionSummary]:
-    """Build the summaries of stored sessions, with these states if there are some.
-
-    Given are the sizes of their families as well. Those that cannot be read are left
-    out.
-    """
-    made = []
-    for each in documents:
-        state = states[SessionKey(**each["_id"])] if states else None
+) -> Iterator[SessionSummary]:
+    """Summarise sessions of a list, with these states if there are some."""
+    for each in records:
         try:
-            made.append(summary(each, hooks, state, families))
+            yield each.summary(hooks, states[each.key] if states else None, families)
         except UnreadableError as error:
-            _leave_out(error, is_list=True)
-    return made
-
-
-def summary(
-    document: Document,
-    hooks: Hooks,
-    state: dict[str, Any] | None = None,
-    families: Mapping[str, int] | None = None,
-) -> SessionSummary:
-    """Build the summary of a stored session, with its state if that is known."""
-    id_ = document["_id"]
-    if (key := key_of(id_)) is None:
-        raise _unreadable_session(id_)
-    check_needs(document)
-    try:
-        details, waiting = (
-            Details.from_document(document),
-            decode_waiting(document, hooks),
-        )
-        return SessionSummary(
-            id=key.session_id,
-            app_name=key.app_name,
-            user_id=key.user_id,
-            state=state,
-            revision=document["revision"],
-            log_begins=log_begins(document),
-            create_time=document["create_time"],
-            last_update_time=document["update_time"],
-            **details.as_results(),
-            waiting=waiting.named,
-            waiting_more=waiting.more,
-            branches=(families or {}).get(details.branch.get("family", ""), 1),
-        )
-    except (AttributeError, LookupError, TypeError, ValueError):
-        # The original may quote what is stored.
-        raise _unreadable_session(id_) from None
+            leave_out(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from google.adk.events.event import Event
@@ -52,39 +52,6 @@ def encode_turn(turn: TurnInfo) -> Document:
         "error": turn.error_type,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
-    """The turn of a session with these fields, of those that ``encode_turn`` makes."""
-    return TurnInfo(
-        *key,
-        epoch=epoch,
-        status=fields["status"],
-        since=fields["since"].replace(tzinfo=UTC),
-        host=fields["host"],
-        reason=fields.get("reason"),
-        error_type=fields.get("error"),
-        session_create_time=fields.get("create_time"),
-    )
-
-
-def stored_turn(session: Document, *, is_free: bool) -> TurnInfo | None:
-    """The turn that a session has, abandoned if it is free, or had last, if any."""
-    turn = session.get("turn", {})
-    fields = turn.get("ended")
-    if "holder" in turn:
-        stop = turn.get("stop")
-        running = "running" if stop is None else "stopping"
-        fields = {
-            "status": "abandoned" if is_free else running,
-            "since": turn["since"],
-            "host": turn["holder"]["host"],
-            **(stop or {}),
-        }
-    if fields is None:
-        return None
-    fields = {**fields, "create_time": session.get("create_time")}
-    return decode_turn(SessionKey(**session["_id"]), turn["epoch"], fields)
 
 
 def cut_text(event: Event) -> Iterator[Event]:

@@ -21,7 +21,8 @@ from mongo_session_service.changes.decoder import (
     state_record,
     updated_record,
 )
-from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec import bson_values
+from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.consumers.fetcher import load_trimmed
 from mongo_session_service.consumers.handler import (
     Handler,
@@ -172,12 +173,12 @@ def _letter_id(consumer: str, record: ChangeRecord) -> Document:
             id_["event"] = document["event"].get("id")
             return id_ if record.kind == "appended" else {**id_, "time": record.time}
         case "snapshot":
-            begins = documents.log_begins(document)
-            return {**id_, "revision": begins, "time": document["create_time"]}
+            begins, created = record.session.begins, record.session.created
+            return {**id_, "revision": begins, "time": created}
         case "created":
-            return {**id_, "time": document["create_time"]}
+            return {**id_, "time": record.session.created}
         case "updated":
-            return {**id_, "created": record.content["created"], "time": record.time}
+            return {**id_, "created": record.session.created, "time": record.time}
         case _:
             return {**id_, "time": record.time}
 
@@ -207,7 +208,7 @@ async def load_record(
         case "snapshot":
             return await load_trimmed(storage, found)
         case "updated":
-            return updated_record(SessionKey(*owner), found, hooks, time)
+            return updated_record(SessionRecord(SessionKey(*owner), found), hooks, time)
         case "state":
             state = bson_values.decode_fields(found["state"])
             return state_record(owner, state, hooks, time)

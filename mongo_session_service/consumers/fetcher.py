@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.changes.routing import Router, Scope
-from mongo_session_service.codec import documents
+from mongo_session_service.codec.record import log_begins
 from mongo_session_service.consumers.checkpoint import ConsumerSettings, Position
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
@@ -169,7 +169,7 @@ class Fetcher:
                 return None
             self._page.extend(page)
         document = self._page[0]
-        id_, begins = document["_id"], documents.log_begins(document)
+        id_, begins = document["_id"], log_begins(document)
         if begins:
             # What a trim is about to remove is passed over.
             id_ = {**id_, "revision": begins}
@@ -218,7 +218,7 @@ def _was_replayed(document: Document, last: Document | None) -> bool:
     if last is None or id_ != {**last, "revision": 0}:
         return False
     revision: int = last["revision"]
-    return documents.log_begins(document) <= revision
+    return log_begins(document) <= revision
 
 
 def _is_trimmed_event(id_: Document, position: dict[str, int]) -> bool:

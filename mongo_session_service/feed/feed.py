@@ -287,7 +287,7 @@ class _LogReader(_StreamReader):
     def _decode(self, change: Document) -> ChangeRecord | None:
         record = decoder.decode_change(change, self._names, self._storage.hooks)
         if record is not None and record.kind in {"created", "updated"}:
-            self._sweep.expect(record.expire_time)
+            self._sweep.expect(record.session.expire_time)
         return record
 
     async def _observe(self, change: Document | None, reopened: int) -> None:

@@ -13,16 +13,17 @@ from bson.timestamp import Timestamp
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import (
     ChangeRecord,
+    decode_trimmed,
     decode_turn_progress,
+    snapshot_record,
     state_record,
     updated_record,
 )
-from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec import bson_values
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.partials import stored_turn
+from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.errors import StorageError
 from mongo_session_service.feed.place import Place
-from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
@@ -71,19 +72,20 @@ async def load_view(
     sessions, *states = found = await storage.read(
         *queries.session_queries(key), not_before=not_before, patient=True
     )
-    if not sessions or not documents.is_visible(sessions[0], storage.clock.now()):
+    session, shared = (
+        SessionRecord.find(sessions, storage.clock.now()),
+        [*chain(*states)],
+    )
+    if session is None:
         return None
-    (session,), shared = sessions, [*chain(*states)]
-    documents.checked_key(session)
-    begins = documents.log_begins(session)
-    view = View(found.as_of, Marker.of(session), begins)
+    view = View(found.as_of, session.marker, session.begins)
     if after.create_time not in {None, view.marker.create_time}:
         after = Place(None, after.partial and (0, 0))
     if after.revision is None:
-        view.missed = [_snapshot(key, session, shared, storage.hooks)]
+        view.missed = [snapshot_record(session, shared, storage.hooks).change()]
     else:
         await _add_missed(view, storage, session, shared, after.revision)
-    turn = session.get("turn") or {}
+    turn = session.turn
     if after.partial is not None and view.is_complete:
         if "holder" in turn:
             view.past_epoch = turn["epoch"] - 1
@@ -94,11 +96,10 @@ async def load_view(
     return view
 
 
-def _last_turn(storage: Storage, session: Document) -> Change | None:
+def _last_turn(storage: Storage, session: SessionRecord) -> Change | None:
     """The session's last turn, unless it has ended well or its partials show it."""
     now = storage.clock.now()
-    is_free = lease_has_expired(storage, session.get("turn", {}), now)
-    turn = stored_turn(session, is_free=is_free)
+    turn = session.turn_info(is_free=lease_has_expired(storage, session.turn, now))
     if turn is None or turn.status == "ended":
         return None
     is_running = turn.status in {"running", "stopping"}
@@ -110,17 +111,18 @@ def _last_turn(storage: Storage, session: Document) -> Change | None:
 async def _add_missed(
     view: View,
     storage: Storage,
-    session: Document,
+    session: SessionRecord,
     shared: list[Document],
     after_revision: int,
 ) -> None:
     """Add what follows a revision: a page of events, and the rest if it is the last."""
-    key, hooks = SessionKey(**session["_id"]), storage.hooks
+    key, hooks = session.key, storage.hooks
     if after_revision < view.log_begins:
         after_revision = view.log_begins
         first = Query("events", {"_id": key.event_id(0)})
         (before,) = await storage.read(first, as_of=view.as_of, patient=True)
-        view.missed += [_snapshot(key, each, shared, hooks) for each in before]
+        trimmed = [decode_trimmed(each, shared, hooks) for each in before]
+        view.missed += [each.change() for each in trimmed if each]
     size = storage.limits.page_events
     following = queries.events_after(key, after_revision)
     # Alone, since the first reply may hold no more than one event.
@@ -134,20 +136,11 @@ async def _add_missed(
     view.is_complete = page.is_whole and len(log) < size
     if not view.is_complete:
         return
-    time = session["update_time"]
+    time = session.updated
     for each in shared:
         view.missed += _state_changes(each, hooks, time)
-    details = Details.from_document(session)
-    # An empty title was removed.
-    if "title" in session or details.labels or details.branch:
-        view.missed.append(updated_record(key, session, hooks, time).change())
-
-
-def _snapshot(
-    key: SessionKey, document: Document, shared: list[Document], hooks: Hooks
-) -> Change:
-    content = {"document": document, "shared": shared}
-    return ChangeRecord("snapshot", key, content, hooks=hooks).change()
+    if session.has_conversation:
+        view.missed.append(updated_record(session, hooks, time).change())
 
 
 def appended_changes(

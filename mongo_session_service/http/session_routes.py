@@ -15,7 +15,15 @@ from collections.abc import (
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from importlib.resources import files
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    cast,
+    get_type_hints,
+)
 from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Depends, Header, Path, Query
@@ -74,7 +82,7 @@ from mongo_session_service.http.refusals import (
     at_once,
 )
 from mongo_session_service.model import results
-from mongo_session_service.model.metadata import ADK_METADATA
+from mongo_session_service.model.metadata import ADK_METADATA, CONVERSATION, Details
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import (
     SessionPage,
@@ -256,15 +264,18 @@ class UserStreamStart(OutlineQuery, StreamStart):
     """Also the whole content of this session."""
 
 
-class SessionUpdate(_Shape):
+class _Forbidding(_Shape):
     """Changes of a session's details; what is left out stays as it is."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    title: str | None = Field(default=None, examples=["A trip to Turin"])
-    """None for no title."""
-    labels: dict[str, str] | None = Field(default=None, examples=[{"env": "prod"}])
-    """All its labels; None for none."""
+
+_NOTED: Final[Any] = {
+    name: (cast("Any", it.annotation) | None, Field(None, description=it.description))
+    for name, it in Details.model_fields.items()
+    if name in CONVERSATION
+}
+SessionUpdate: Any = create_model("SessionUpdate", __base__=_Forbidding, **_NOTED)
 
 
 class TurnRequest(_Shape):

@@ -12,11 +12,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FiniteFloat,
+    ValidationError,
+)
 
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.validation import check_text
@@ -40,73 +47,133 @@ class NotGiven(Enum):
 NOT_GIVEN: Final = NotGiven.NOT_GIVEN
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
-    title: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    ttl: float | None = None
-    """Seconds that it lives after its last append."""
-    expire_time: float | None = None
-    """Seconds since 1970."""
-    branch: Mapping[str, Any] = field(default_factory=dict)
-    """Its place in a family, see :func:`place_in_family`."""
+def check_stored_title(title: object) -> str:
+    """A title as it is stored, ``NO_TITLE`` among them."""
+    return NO_TITLE if title == NO_TITLE else check_title(title)
+
+
+def check_title(title: object) -> str:
+    return _check_short("title", title, MAX_TITLE)
+
+
+def check_title_part(part: object) -> str:
+    return _check_short("title_contains", part, MAX_TITLE)
+
+
+def check_labels(labels: object) -> dict[str, str]:
+    if not isinstance(labels, Mapping):
+        kind = type(labels).__name__
+        raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
+    if len(labels) > MAX_LABELS:
+        message = f"{len(labels)} labels are too many; {MAX_LABELS} are allowed."
+        raise InvalidInputError(message)
+    for name, value in labels.items():
+        _check_short("A label's name", name, MAX_LABEL)
+        if value != "":
+            _check_short(f"The value of label {name!r}", value, MAX_LABEL)
+    return dict(labels)
+
+
+def check_ttl(ttl: object) -> float:
+    """A time to live of at most ``MAX_TTL``, in seconds; see :func:`check_duration`."""
+    return check_duration("ttl", ttl)
+
+
+class Details(BaseModel):
+    """What people note of a session; summaries, changes, exports, requests have it."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        use_attribute_docstrings=True,
+        json_schema_serialization_defaults_required=True,
+    )
+
+    title: Annotated[str, BeforeValidator(check_stored_title)] | None = None
+    labels: Annotated[dict[str, str], BeforeValidator(check_labels)] = {}
+    ttl: Annotated[float, BeforeValidator(check_ttl)] | None = None
+    """Seconds that it lives after its last append, or turn."""
+    expire_time: FiniteFloat | None = None
+    """When it expires, unless something is appended; None for never."""
+
+
+class StoredDetails(Details):
+    """And its place in a family, which an export keeps."""
+
+    branch: dict[str, Any] = {}
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Details:
-        return cls(
-            title=document.get("title"),
-            labels={each["name"]: each["value"] for each in document.get("labels", ())},
-            ttl=document.get("ttl"),
-            expire_time=document.get("expire_time"),
-            branch=place_in_family(document),
-        )
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        known = {name: document[name] for name in DETAILS if name in document}
+        if labels := known.get("labels"):
+            known["labels"] = {each["name"]: each["value"] for each in labels}
+        return cls(**known | {BRANCH: place_in_family(document)})
 
-    def check(self) -> None:
-        """Refuse what only another tool can have stored."""
-        check_labels(self.labels)
-        if self.title is not None:
-            check_stored_title(self.title)
-        if self.ttl is not None:
-            check_ttl(self.ttl)
+    @classmethod
+    def given(
+        cls, now: float = 0.0, *, is_new: bool = False, **arguments: object
+    ) -> Self:
+        """Check the arguments of a call; those that are not given are not set.
+
+        None means that of what is new, and else that something ends.
+        """
+        missing = None if is_new else NOT_GIVEN
+        known = {name: it for name, it in arguments.items() if it is not missing}
+        if not known and is_new:
+            return cls()
+        if not known:
+            names = " or ".join(", ".join(Details.model_fields).rsplit(", ", 1))
+            raise InvalidInputError(f"Give a {names} to set, or None to end one.")
+        if known.get("title") is not None:
+            check_title(known["title"])
+        if known.keys() & {"ttl", "expire_time"}:
+            known |= _expiry(known.get("ttl"), known.get("expire_time"), now)
+        unset = {name: cls.model_fields[name].default for name in known}
+        known = {name: unset[name] if it is None else it for name, it in known.items()}
+        try:
+            return cls.model_validate(known)
+        except ValidationError as error:
+            raise error.errors()[0]["ctx"]["error"] from None
+
+    def changed(self) -> dict[str, Any]:
+        """Return the stored fields that an update sets; None for those it removes."""
+        stored = {"title": NO_TITLE, **self.to_document()}
+        return {name: stored.get(name) for name in self.model_fields_set}
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield what a session has that has all of these, each label by itself."""
+        for name, value in self.to_document().items():
+            for each in value if isinstance(value, list) else [value]:
+                yield name, each
 
     def with_display_name(self, state: Mapping[str, Any]) -> Self:
         """Add the display name in a state as the title, if there is no title."""
         if self.title is not None or (title := display_name(state)) is None:
             return self
-        return replace(self, title=title)
+        return self.model_copy(update={"title": title})
 
     def with_renewed_expiry(self, now: float) -> Self:
         """Renew the time to live from now on, if there is one."""
-        return self if self.ttl is None else replace(self, expire_time=now + self.ttl)
+        ttl = self.ttl
+        return (
+            self if ttl is None else self.model_copy(update={"expire_time": now + ttl})
+        )
 
     def as_results(self) -> dict[str, Any]:
         """Return them all, as summaries and changes have them."""
-        return {
-            "title": self.title or None,
-            "labels": dict(self.labels),
-            "ttl": self.ttl,
-            "expire_time": self.expire_time,
-            "root_id": self.branch.get("root"),
-        }
-
-    @property
-    def is_shown(self) -> bool | None:
-        """Whether its family shows it; None without one."""
-        return "hidden" not in self.branch if self.branch else None
+        known = {name: getattr(self, name) for name in Details.model_fields}
+        return {**known, "title": self.title or None}
 
     def to_json(self) -> dict[str, Any]:
         """Return those that it has, labels by name, as exports have them."""
-        known = {name: getattr(self, name) for name in DETAILS}
-        known["labels"] = dict(sorted(self.labels.items())) or None
-        known["branch"] = dict(self.branch) or None
-        return {name: value for name, value in known.items() if value is not None}
+        if not self.model_fields_set:
+            return {}
+        known = {**dict(self), "labels": dict(sorted(self.labels.items()))}
+        return {name: it for name, it in known.items() if it not in ({}, None)}
 
     def to_document(self) -> dict[str, Any]:
         """Return them as fields of a session's document: only those it has."""
         known = self.to_json()
-        if self.labels:
-            known["labels"] = label_list(self.labels)
-        return known
+        return known | {"labels": label_list(self.labels)} if self.labels else known
 
 
 BRANCH: Final = "branch"
@@ -125,8 +192,10 @@ def place_in_family(session: Mapping[str, Any]) -> dict[str, Any]:
     return place if all(isinstance(each, str) for each in parts) else {}
 
 
-DETAILS: Final = tuple(each.name for each in fields(Details))
-NO_DETAILS: Final = Details()
+DETAILS: Final = tuple(StoredDetails.model_fields)
+NO_DETAILS: Final = StoredDetails()
+CONVERSATION: Final = ("title", "labels")
+"""The details that a family has in common, and people may change over HTTP."""
 
 
 def resolve_title(title: object, display_name: object) -> object:
@@ -136,36 +205,20 @@ def resolve_title(title: object, display_name: object) -> object:
     return display_name if title is None else title
 
 
-def new_details(
-    title: object, labels: object, ttl: object, expire_time: object, now: float
-) -> Details:
-    """Return the details of a session that is created now; None is left out."""
-    seconds, expires = _expiry(ttl, expire_time, now)
-    return Details(
-        title=None if title is None else check_title(title),
-        labels={} if labels is None else check_labels(labels),
-        ttl=seconds,
-        expire_time=expires,
-    )
-
-
-def _expiry(
-    ttl: object, expire_time: object, now: float
-) -> tuple[float | None, float | None]:
+def _expiry(ttl: object, expire_time: object, now: float) -> dict[str, float | None]:
     """The time to live, and when it ends, of which one at most is given."""
     if ttl is None:
         is_never = expire_time is None
-        return None, None if is_never else check_expire_time(expire_time, now)
+        ends = None if is_never else check_expire_time(expire_time, now)
+        return {"ttl": None, "expire_time": ends}
     if expire_time is not None:
         message = (
             "Give a ttl, which each append renews, or an expire_time, which stays, but"
             " not both."
         )
         raise InvalidInputError(message)
-    if ttl == math.inf:
-        return None, None
-    seconds = check_ttl(ttl)
-    return seconds, now + seconds
+    seconds = None if ttl == math.inf else check_ttl(ttl)
+    return {"ttl": seconds, "expire_time": seconds and now + seconds}
 
 
 ADK_METADATA: Final = "__session_metadata__"
@@ -196,58 +249,6 @@ def with_title(state: dict[str, Any], title: str | None) -> dict[str, Any]:
     if title != NO_TITLE:
         return {**state, ADK_METADATA: {**value, _DISPLAY_NAME: title}}
     return state if others == value else {**state, ADK_METADATA: others}
-
-
-def changed_fields(
-    title: object, labels: object, ttl: object, expire_time: object, now: float
-) -> dict[str, Any]:
-    """Return the fields that an update sets in a session; None for those it removes."""
-    changed: dict[str, Any] = {}
-    if title is not NOT_GIVEN:
-        changed["title"] = NO_TITLE if title is None else check_title(title)
-    if labels is not NOT_GIVEN:
-        checked = {} if labels is None else check_labels(labels)
-        changed["labels"] = label_list(checked) or None
-    if ttl is not NOT_GIVEN or expire_time is not NOT_GIVEN:
-        ttl = None if ttl is NOT_GIVEN else ttl
-        expire_time = None if expire_time is NOT_GIVEN else expire_time
-        changed["ttl"], changed["expire_time"] = _expiry(ttl, expire_time, now)
-    if not changed:
-        message = "Give a title, labels, ttl or expire_time to set, or None to end one."
-        raise InvalidInputError(message)
-    return changed
-
-
-def check_title(title: object) -> str:
-    return _check_short("title", title, MAX_TITLE)
-
-
-def check_title_part(part: object) -> str:
-    return _check_short("title_contains", part, MAX_TITLE)
-
-
-def check_stored_title(title: object) -> str:
-    """A title as it is stored, ``NO_TITLE`` among them."""
-    return NO_TITLE if title == NO_TITLE else check_title(title)
-
-
-def check_labels(labels: object) -> dict[str, str]:
-    if not isinstance(labels, Mapping):
-        kind = type(labels).__name__
-        raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
-    if len(labels) > MAX_LABELS:
-        message = f"{len(labels)} labels are too many; {MAX_LABELS} are allowed."
-        raise InvalidInputError(message)
-    for name, value in labels.items():
-        _check_short("A label's name", name, MAX_LABEL)
-        if value != "":
-            _check_short(f"The value of label {name!r}", value, MAX_LABEL)
-    return dict(labels)
-
-
-def check_ttl(ttl: object) -> float:
-    """A time to live of at most ``MAX_TTL``, in seconds; see :func:`check_duration`."""
-    return check_duration("ttl", ttl)
 
 
 def check_duration(what: str, value: object) -> float:

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
 from mongo_session_service._public import public
 from mongo_session_service.model.metadata import (
     NO_DETAILS,
     NOT_GIVEN,
-    Details,
     NotGiven,
+    StoredDetails,
 )
 from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.model.validation import check_id, lookup_id
@@ -114,27 +113,6 @@ class Marker(NamedTuple):
             return "it was deleted and created again"
         return f"it went from revision {self.revision} to {stored.revision}"
 
-    @classmethod
-    def of(cls, document: dict[str, Any]) -> Marker:
-        expires = document.get("expire_time") is not None
-        revision, create_time = document["revision"], document["create_time"]
-        return cls(revision, create_time, document.get("ttl"), expires)
-
-
-class StoredSession(NamedTuple):
-    """A session as one snapshot of storage shows it."""
-
-    key: SessionKey
-    marker: Marker
-    update_time: float
-    state: dict[str, Any]
-    """Flat, with that of its app and user."""
-    events: list[Event]
-    log_begins: int = 0
-    """The revision after which its log begins: earlier events were trimmed."""
-    redactions: int = 0
-    """How often events of it were redacted."""
-
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
@@ -146,7 +124,7 @@ class NewSession:
     """Its initial state, which is a delta to that of its app and user."""
     size: int
     """Bytes of the state."""
-    details: Details = NO_DETAILS
+    details: StoredDetails = NO_DETAILS
     log_begins: int = 0
     """The revision that the state is of: the source's log was trimmed."""
     forked_from: Sequence[Document] = ()

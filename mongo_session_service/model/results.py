@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from mongo_session_service._public import public
+from mongo_session_service.model.metadata import Details
 
 _DESCRIBED: Final = ConfigDict(
     frozen=True,
@@ -39,16 +40,12 @@ class WaitingCall(BaseModel):
 
 
 @public
-class SessionSummary(BaseModel):
+class SessionSummary(Details):
     """A session without its events. Times are seconds since 1970."""
-
-    model_config = _DESCRIBED
 
     id: str = Field(serialization_alias="session_id")
     app_name: str
     user_id: str
-    title: str | None = None
-    labels: dict[str, str] = {}
     state: SkipJsonSchema[dict[str, Any] | None] = None
     """With that of its app and user, as ADK shows it; None if it was not asked for."""
     revision: int
@@ -58,10 +55,6 @@ class SessionSummary(BaseModel):
     create_time: float
     last_update_time: float
     """The time of the last event, or of the creation."""
-    ttl: float | None = None
-    """Seconds that it lives after its last append, or turn."""
-    expire_time: float | None = None
-    """When it expires, unless something is appended; None for never."""
     waiting: tuple[WaitingCall, ...] = ()
     """The calls that wait for a person, the longest first: up to 100."""
     waiting_more: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mongo_session_service.model.metadata import CONVERSATION
+
 
 @dataclass(frozen=True, slots=True)
 class Index:
@@ -100,19 +102,15 @@ INDEXES: Final = (
         only_with="turn.holder",
         serves="the turns that run or are abandoned, among any number of sessions",
     ),
-    Index(
-        collection="sessions",
-        name="by_title",
-        keys=("_id.app_name", "title", *_BY_CREATION),
-        only_with="title",
-        serves="a page of the sessions that have a title",
-    ),
-    Index(
-        collection="sessions",
-        name="by_label",
-        keys=("_id.app_name", "labels", *_BY_CREATION),
-        only_with="labels",
-        serves="a page of the sessions that have a label",
+    *(
+        Index(
+            collection="sessions",
+            name=f"by_{name.removesuffix('s')}",
+            keys=("_id.app_name", name, *_BY_CREATION),
+            only_with=name,
+            serves=f"a page of the sessions that have a {name.removesuffix('s')}",
+        )
+        for name in CONVERSATION
     ),
     Index(
         collection="sessions",

@@ -22,23 +22,17 @@ from google.adk.platform import time as platform_time
 from google.adk.sessions.session import Session
 
 from mongo_session_service.codec.adk_session import marker_of
-from mongo_session_service.codec.documents import encode_append, log_begins
+from mongo_session_service.codec.documents import StoredSession, encode_append
 from mongo_session_service.errors import (
     StorageUnavailableError,
     session_not_found_error,
     stale_session_error,
 )
-from mongo_session_service.model.records import (
-    Append,
-    Marker,
-    SessionKey,
-    StoredSession,
-    TurnFence,
-)
+from mongo_session_service.model.records import Append, Marker, SessionKey, TurnFence
 from mongo_session_service.sessions.reads import (
     SessionReads,
     find_event_document,
-    find_session_document,
+    find_session,
 )
 from mongo_session_service.sessions.writer import TOO_LATE, Writer
 from mongo_session_service.storage.failures import reporting_stored_unread
@@ -121,13 +115,13 @@ class Appender:
         Its last event shows it. Without events it is current if storage is no newer, or
         holds this event alone. Revision -1 is that of a stale session.
         """
-        stored = await find_session_document(self.storage, key)
-        marker, begins = Marker.of(stored), log_begins(stored)
+        stored = await find_session(self.storage, key)
+        marker, begins = stored.marker, stored.begins
         last = session.events[-1] if session.events else event
         found = await find_event_document(self.storage, key, last.id)
         revision = found["_id"]["revision"] if found else -1
         if not session.events:
-            if not found and stored["update_time"] <= session.last_update_time:
+            if not found and stored.updated <= session.last_update_time:
                 return marker
             revision = begins if revision == begins + 1 else -1
         return marker._replace(revision=revision)
@@ -192,9 +186,9 @@ class _RebasingAppend:
             return
         age = max(platform_time.get_time() - last[0].timestamp, 0.0)
         while time.monotonic() < self.deadline - age:
-            reading = find_session_document(self.appender.storage, key)
+            reading = find_session(self.appender.storage, key)
             stored = await self._read_in_time(reading)
-            if stored["revision"] != self._marker.revision:
+            if stored.revision != self._marker.revision:
                 return
             await _pause()
 
@@ -237,7 +231,9 @@ class _RebasingAppend:
         if stored is None:
             raise session_not_found_error(key.session_id)
         is_other = stored.marker.create_time != seen.create_time
-        if is_other or seen.revision < stored.log_begins:  # what it missed was trimmed
+        if (
+            is_other or seen.revision < stored.record.begins
+        ):  # what it missed was trimmed
             raise stale_session_error(
                 key.session_id, seen.describe_change(stored.marker)
             )
@@ -255,10 +251,8 @@ class _RebasingAppend:
             if missed is not None and self.event.id in ids:
                 index = ids.index(self.event.id)
                 revision = missed.marker.revision - len(ids) + index
-                before = missed._replace(
-                    marker=missed.marker._replace(revision=revision),
-                    events=missed.events[:index],
-                )
+                record, events = missed.record.at(revision), missed.events[:index]
+                before = missed._replace(record=record, events=events)
                 return Appended(before.marker.after_append(), before, missed)
         return Appended(None)
 

@@ -10,11 +10,8 @@ from google.adk.errors.already_exists_error import AlreadyExistsError
 
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
-from mongo_session_service.codec.documents import (
-    INITIAL,
-    LOG_BEGINS,
-    needs_initial_document,
-)
+from mongo_session_service.codec.documents import needs_initial_document
+from mongo_session_service.codec.record import INITIAL, LOG_BEGINS, SessionRecord
 from mongo_session_service.errors import (
     quoted,
     session_exists_error,
@@ -31,7 +28,7 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.details import ANNOUNCED, details_announcement
+from mongo_session_service.sessions.details import announcement
 from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
     TURN_FIRST_REVISION,
@@ -40,13 +37,13 @@ from mongo_session_service.sessions.queries import (
 )
 from mongo_session_service.sessions.reads import (
     find_event_document,
-    find_session_document,
+    find_session,
+    head_query,
 )
 from mongo_session_service.sessions.waiting_log import pending_calls_after_batch
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Insert,
-    Query,
     RefusedError,
     Statement,
     Update,
@@ -110,9 +107,8 @@ class BatchStore:
             if isinstance(it.write, Append) and it.write.title is not NOT_GIVEN
         }
         for key in renamed if storage.has_transactions else ():
-            query = Query("sessions", {"_id": key.id}, fields=ANNOUNCED)
-            if found := await tx.find_one(query):
-                await tx.write(*details_announcement(storage, found))
+            if found := await tx.find_one(head_query(key)):
+                await tx.write(*announcement(storage, SessionRecord.read(found)))
 
     async def _refuse_known_events(self, planned: Sequence[PlannedWrite]) -> None:
         for write in (each.write for each in planned):
@@ -135,18 +131,18 @@ class BatchStore:
         if isinstance(write, NewSession):
             raise session_exists_error(write.key.session_id)
 
-        async def find(tx: Transaction) -> tuple[Document, Document | None]:
-            session = await find_session_document(self._storage, write.key, tx)
+        async def find(tx: Transaction) -> tuple[SessionRecord, Document | None]:
+            session = await find_session(self._storage, write.key, tx)
             event = await find_event_document(tx, write.key, write.event["id"])
             return session, event
 
         # A primary may show what it has not replicated, and lose it when it is deposed.
         # What a transaction has read is on a majority once it is committed.
         session, stored = await self._storage.run(find, time_limit=time_limit)
-        marker = Marker.of(session)
+        marker = session.marker
         if stored is None:
-            turn = session.get("turn", {})
-            if write.fence not in {None, (turn.get("epoch"), marker.create_time)}:
+            epoch = session.turn.get("epoch")
+            if write.fence not in {None, (epoch, marker.create_time)}:
                 raise turn_lost_error(write.key.session_id)
             # It may have changed to what was expected since, so that all looks well.
             seen = marker._replace(ttl=expected.ttl, expires=expected.expires)

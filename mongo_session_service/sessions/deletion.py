@@ -38,14 +38,11 @@ from itertools import accumulate, chain
 from typing import Final, Literal, NamedTuple
 
 from mongo_session_service.codec.document_size import cut_by_size
-from mongo_session_service.codec.documents import (
-    LOG_BEGINS,
-    NEEDS,
-    TRIMMING,
-    check_needs,
+from mongo_session_service.codec.record import (
+    STATES,
+    SessionRecord,
+    is_placeholder,
     key_of,
-    log_begins,
-    with_known_needs,
 )
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model import metadata
@@ -78,12 +75,6 @@ TOMBSTONE_TIME: Final = 0.0
 
 SESSIONS_AT_ONCE: Final = 50
 """Short sessions removed in one transaction."""
-
-LENGTH: Final = ("revision", LOG_BEGINS, TRIMMING)
-"""The fields of which a session's number of events is computed."""
-_REMAINS: Final = (*LENGTH, queries.TURN_EPOCH, FORK, IMPORT, *branches.MEMBER)
-"""And those that show its needs, whether it may have partials, and is a reservation,
-and what has to be shown in its place."""
 
 MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"steps": 1}}
 """The update that makes a reservation a tombstone, and counts a step of its removal.
@@ -140,11 +131,6 @@ def deletable_filter(storage: Storage) -> Document:
             queries.expired_on_server_filter(storage),
         ]
     }
-
-
-def is_session(document: Document) -> bool:
-    """True of a session; a tombstone and a reservation have no revision."""
-    return "revision" in document
 
 
 def tombstone_filter(id_: Document) -> Document:
@@ -237,54 +223,45 @@ async def _remove_short(
     Returns the tombstones and reservations that are to be removed then, and statements
     that remove the partials of the sessions, which are to be repeated.
     """
-    query = Query("sessions", wanted, limit=SESSIONS_AT_ONCE, fields=_REMAINS)
+    query = Query("sessions", wanted, limit=SESSIONS_AT_ONCE, without=STATES)
     found = await tx.find(query)
-    for each in found:
-        check_needs(each)
-    placeholders = [each for each in found if not is_session(each)]
-    sessions = [each for each in found if is_session(each)]
-    totals = accumulate(map(max_stored_event_count, sessions))
+    placeholders = [each for each in found if is_placeholder(each)]
+    sessions = [
+        SessionRecord.of_any(each) for each in found if not is_placeholder(each)
+    ]
+    totals = accumulate(each.most_stored for each in sessions)
     # Without transactions, a crash in between would leave events without a session.
     most = storage.limits.removed_events if storage.has_transactions else -1
     short = [it for it, events in zip(sessions, totals, strict=True) if events <= most]
     count = len(short)
     partials = _partials_removal(short or sessions[:1])
     if short:
-        ids = [each["_id"] for each in short]
-        logs = [queries.all_events(SessionKey(**id_)) for id_ in ids]
+        logs = [queries.all_events(each.key) for each in short]
+        ids = {"_id": {"$in": [each.key.id for each in short]}}
         await tx.write(
-            Delete("sessions", {"_id": {"$in": ids}}, many=True),
+            Delete("sessions", ids, many=True),
             Delete("events", queries.any_of(logs), many=True),
             *partials,
         )
     elif sessions:
         count = await _replace_with_tombstone(storage, sessions[0], wanted, tx)
-        placeholders += sessions[:count]
+        placeholders += [_tombstone(each.key.id) for each in sessions[:count]]
     await branches.show_successors(storage, short or sessions[:count], tx)
     is_last = len(found) < SESSIONS_AT_ONCE and count == len(sessions)
-    events = sum(map(max_stored_event_count, short))
+    events = sum(each.most_stored for each in short)
     return Removal(count, events, is_last), placeholders, partials
 
 
-def _partials_removal(sessions: Sequence[Document]) -> list[Statement]:
-    keys = [SessionKey(**each["_id"]) for each in sessions if "turn" in each]
+def _partials_removal(sessions: Sequence[SessionRecord]) -> list[Statement]:
+    keys = [each.key for each in sessions if each.turn]
     partials = [queries.partials_of_session(key) for key in keys]
     return [Delete("partials", queries.any_of(partials), many=True)] if keys else []
 
 
-def max_stored_event_count(session: Document) -> int:
-    """Bound the number of a session's stored events by its document, without a query.
-
-    An unfinished trim (``TRIMMING``) has left some from before the log's begin.
-    """
-    removed: int = session.get(TRIMMING, log_begins(session))
-    return int(session["revision"]) - removed
-
-
 async def _replace_with_tombstone(
-    storage: Storage, session: Document, wanted: Document, tx: Transaction
+    storage: Storage, session: SessionRecord, wanted: Document, tx: Transaction
 ) -> int:
-    id_ = session["_id"]
+    id_ = session.key.id
     if not storage.has_transactions:
         still = {"$and": [{"_id": id_}, wanted]}
         (count,) = await tx.write(Update("sessions", still, _tombstone(id_)))
@@ -512,10 +489,9 @@ async def prune_sessions(
         return
     async for found in _unwanted_sessions(storage, criteria, criteria.wanted):
         if is_dry_run:
-            events = sum(each["revision"] - log_begins(each) for each in found)
-            yield Removal(len(found), events)
+            yield Removal(len(found), sum(each.event_count for each in found))
         elif found:
-            as_found = [{"_id": it["_id"], "revision": it["revision"]} for it in found]
+            as_found = [{"_id": it.id, "revision": it.revision} for it in found]
             still = {**queries.any_of(as_found), **criteria.wanted}
             async for step in removals(storage, still):
                 yield step
@@ -523,7 +499,7 @@ async def prune_sessions(
 
 async def _unwanted_sessions(
     storage: Storage, criteria: PruneCriteria, wanted: Document
-) -> AsyncIterator[list[Document]]:
+) -> AsyncIterator[list[SessionRecord]]:
     """Find idle or old sessions, and yield them in lists that can be removed at once.
 
     The index of creation is walked once, one app after the other.
@@ -537,12 +513,11 @@ async def _unwanted_sessions(
         is_last = False
         while not is_last:
             query = search.page_query(after, limits.prune_page, storage.clock.now())
-            fields = ("create_time", "revision", LOG_BEGINS, NEEDS)
-            (page,) = await storage.read(replace(query, fields=fields))
+            (page,) = await storage.read(replace(query, without=STATES))
             is_last = len(page) < limits.prune_page
             after = None if is_last else search.position_of(page[-1])
             for some in cut_by_size(page, limits.prune_batch):
-                known = [*with_known_needs(some)]
+                known = [*SessionRecord.read_all(some)]
                 yield await _select_idle(storage, criteria.idle_since, known)
         app = await _find_next_app(storage, app) if criteria.app_name is None else None
 
@@ -555,15 +530,15 @@ async def _find_next_app(storage: Storage, after: str) -> str | None:
 
 
 async def _select_idle(
-    storage: Storage, idle_since: float | None, found: Sequence[Document]
-) -> list[Document]:
+    storage: Storage, idle_since: float | None, found: Sequence[SessionRecord]
+) -> list[SessionRecord]:
     """Select the sessions none of whose events is of a later time."""
     if idle_since is None or not found:
         return list(found)
     later = {"event.timestamp": {"$gt": idle_since}}
-    logs = [queries.all_events(SessionKey(**each["_id"])) for each in found]
+    logs = [queries.all_events(each.key) for each in found]
     wanted = queries.any_of([{**log, **later} for log in logs])
     query = Query("events", wanted, then=(queries.BY_SESSION,))
     (alive,) = await storage.read(query)
     keys = {SessionKey(**each["_id"]) for each in alive}
-    return [each for each in found if SessionKey(**each["_id"]) not in keys]
+    return [each for each in found if each.key not in keys]

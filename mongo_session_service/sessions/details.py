@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-from mongo_session_service.codec.waiting_calls import WAITING_FIELDS
-from mongo_session_service.model.metadata import DETAILS
+from mongo_session_service.codec.record import STATES, RecordChange, SessionRecord
 from mongo_session_service.model.records import ANNOUNCES_DETAILS, Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.reads import missing_session_error
@@ -20,13 +19,10 @@ from mongo_session_service.storage.statements import (
 )
 from mongo_session_service.storage.transactions import Transaction
 
-ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS, "create_time")
-"""The fields of a session that are announced when one of them is changed."""
-
 
 async def update_details(
     storage: Storage, key: SessionKey, fields: Mapping[str, Any]
-) -> Document:
+) -> SessionRecord:
     """Set fields of a session, remove those that are None; return it without state.
 
     It is finished even if the caller is cancelled.
@@ -35,24 +31,40 @@ async def update_details(
         SessionNotFoundError: it is not stored, or has expired.
     """
 
-    async def update_session(tx: Transaction) -> Document | None:
+    async def update_session(tx: Transaction) -> SessionRecord | None:
         where = {"_id": key.id, **queries.writable_filter(storage)}
-        change = queries.fields_update(fields)
-        if await tx.write(Update("sessions", where, change)) == [0]:
+        found = await tx.find_one(Query("sessions", where, without=STATES))
+        if found is None:
             return None
-        query = Query("sessions", {"_id": key.id}, without=("state",))
-        found = await tx.find_one(query)
-        if found is not None:
-            await tx.write(*details_announcement(storage, found))
-        return found
+        change = SessionRecord.read(found).change(fields)
+        await tx.write(*change_statements(storage, change, is_told=True))
+        return change.after
 
-    found = await storage.run(update_session)
-    if found is None:
+    record = await storage.run(update_session)
+    if record is None:
         raise await missing_session_error(storage, key)
-    return found
+    return record
 
 
-def details_announcement(storage: Storage, session: Document) -> list[Statement]:
+def change_statements(
+    storage: Storage,
+    change: RecordChange,
+    where: Document | None = None,
+    *,
+    is_told: bool = False,
+) -> list[Statement]:
+    """Change a session, in one transaction with what its subscribers are told of it.
+
+    With ``where`` it is refused unless the session matches that as well.
+    """
+    expected = None if where is None else 1
+    wanted = {"_id": change.before.id, **(where or {})}
+    update = Update("sessions", wanted, change.update, expected=expected)
+    is_told |= change.before.announced() != change.after.announced()
+    return [update, *(announcement(storage, change.after) if is_told else [])]
+
+
+def announcement(storage: Storage, session: SessionRecord) -> list[Statement]:
     """Inform the change feed of a session's details, in the transaction that sets them.
 
     It looks at no updates of sessions: each append is one. Without transactions nobody
@@ -60,9 +72,8 @@ def details_announcement(storage: Storage, session: Document) -> list[Statement]
     """
     if not storage.has_transactions:
         return []
-    id_ = queries.announcement_id(session["_id"], ANNOUNCES_DETAILS)
-    details: Document = {name: session[name] for name in ANNOUNCED if name in session}
+    id_ = queries.announcement_id(session.id, ANNOUNCES_DETAILS)
     return [
-        Insert("sessions", [details | {"_id": id_}]),
+        Insert("sessions", [session.announced() | {"_id": id_}]),
         Delete("sessions", {"_id": id_}),
     ]

@@ -27,15 +27,9 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.bson_values import encode_value
-from mongo_session_service.codec.documents import (
-    HEAD,
-    INITIAL,
-    LOG_BEGINS,
-    is_visible,
-    log_begins,
-    with_known_needs,
-)
+from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.record import STATES, SessionRecord, is_placeholder
 from mongo_session_service.codec.waiting_calls import REDACTED
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -49,9 +43,13 @@ from mongo_session_service.model.records import (
     Document,
     ScopedState,
     SessionKey,
-    StoredSession,
 )
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.reads import (
+    found_record,
+    head_query,
+    read_head,
+)
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import in_slices
@@ -118,12 +116,11 @@ async def read_log(
         size = min(size, left)
     log = queries.events_after(key, wanted.after, wanted.before) | (where or {})
     query = Query("events", log, order=-1 if wanted.newest_first else 1, limit=size)
-    head_query = Query("sessions", {"_id": key.id}, fields=HEAD)
-    async for page in storage.scan(query, beside=[head_query], as_of=as_of):
-        head = _visible_head(storage, key, *page.beside)
-        if created not in {None, head["create_time"]}:
+    async for page in storage.scan(query, beside=[head_query(key)], as_of=as_of):
+        head = found_record(storage, key, *page.beside)
+        if created not in {None, head.created}:
             raise session_not_found_error(key.session_id)
-        created, begins = head["create_time"], log_begins(head)
+        created, begins = head.created, head.begins
         found = [(each["_id"]["revision"], each) for each in page.documents]
         # A trim is about to remove those from before the log's begin.
         kept = [it for n, it in found if n > begins and not is_within(wanted.undone, n)]
@@ -132,22 +129,6 @@ async def read_log(
             return
         if wanted.newest_first and any(n <= begins for n, _ in found):
             return
-
-
-async def read_session_head(storage: Storage, key: SessionKey) -> Document:
-    """Load a session's creation time, its revision, and where its log begins.
-
-    If it is not stored, it raises ``SessionNotFoundError``.
-    """
-    query = Query("sessions", {"_id": key.id}, fields=HEAD)
-    (found,) = await storage.read(query, patient=True)
-    return _visible_head(storage, key, found)
-
-
-def _visible_head(storage: Storage, key: SessionKey, found: list[Document]) -> Document:
-    if not found or not is_visible(found[0], storage.clock.now()):
-        raise session_not_found_error(key.session_id)
-    return found[0]
 
 
 async def read_user_log(
@@ -168,30 +149,32 @@ async def read_user_log(
             for it in page.documents
         }
         ids = [key.id for key in sorted(keys)]
-        query = Query("sessions", {"_id": {"$in": ids}}, fields=HEAD)
+        query = Query("sessions", {"_id": {"$in": ids}}, without=STATES)
         (sessions,) = await storage.read(query, as_of=page.as_of, patient=True)
         now = storage.clock.now()
+        stored = [each for each in sessions if not is_placeholder(each)]
         heads = {
-            each["_id"]["session_id"]: each
-            for each in with_known_needs(sessions)
-            if is_visible(each, now)
+            each.key.session_id: each
+            for each in SessionRecord.read_all(stored)
+            if each.is_visible(now)
         }
         begun = heads.get(session_id)
-        if begun and begun["create_time"] != created:
+        if begun and begun.created != created:
             del heads[session_id]  # the rest is of another session with this id
         yield [each for each in page.documents if _is_logged(each, heads)]
         last = page.documents[-1]["_id"]
         if last["session_id"] != session_id:
             session_id = last["session_id"]
-            created = heads.get(session_id, {}).get("create_time")
+            head = heads.get(session_id)
+            created = head and head.created
 
 
-def _is_logged(event: Document, heads: dict[str, Document]) -> bool:
+def _is_logged(event: Document, heads: dict[str, SessionRecord]) -> bool:
     """True if a document is an event of a session that is shown."""
     id_ = event["_id"]
     head = heads.get(id_["session_id"])
     # A large initial state is kept beside the events.
-    return head is not None and id_["revision"] > log_begins(head) and "event" in event
+    return head is not None and id_["revision"] > head.begins and "event" in event
 
 
 def undone_parts(
@@ -224,6 +207,10 @@ class LogAtRevision(NamedTuple):
     until: int
     """The last revision."""
 
+    @classmethod
+    def of(cls, session: SessionRecord) -> LogAtRevision:
+        return cls(session.key, session.begins, session.revision)
+
     @property
     def where(self) -> Document:
         return queries.events_until(self.key, self.until, self.begins)
@@ -253,11 +240,11 @@ async def select_events(
     rewinds.
     """
     if not rewound:
-        head = await read_session_head(storage, key)
-        created, until = head["create_time"], head["revision"]
+        head = await read_head(storage, key)
+        created, until = head.created, head.revision
         if wanted.created not in {None, created}:
             raise session_not_found_error(key.session_id)
-        log = LogAtRevision(key, log_begins(head), until)
+        log = LogAtRevision(key, head.begins, until)
         before = until + 1 if wanted.before is None else min(until + 1, wanted.before)
         undone = await _find_undone(storage, log)
         wanted = replace(wanted, before=before, undone=undone, created=created)
@@ -344,22 +331,6 @@ def apply_deltas(initial: Document, deltas: Iterable[Document]) -> Document:
     return state
 
 
-def recorded_initial_state(
-    session: Document, apart: Document | None = None
-) -> Document:
-    """Pick the fields of a session's initial state from where they are stored.
-
-    The document ``apart``, before its log, may be of an earlier session of its id.
-    """
-    found = session if INITIAL in session else apart
-    is_its = found is not None and all(
-        found.get(name) == session.get(name) for name in ("create_time", LOG_BEGINS)
-    )
-    # Without transactions, a crash or a trim may have come between the two documents.
-    fields: Document = found[INITIAL] if found and is_its else {}
-    return fields
-
-
 def infer_initial_state(state: Document, log: Iterable[Iterable[str]]) -> Document:
     """Infer what is known of an unrecorded initial state: keys never set since.
 
@@ -403,14 +374,13 @@ def restore_initial_state(
     return result
 
 
-async def load_with_initial_state(storage: Storage, key: SessionKey) -> Document:
-    """Load a session's document, with its initial state wherever that is stored.
+async def load_with_initial_state(storage: Storage, key: SessionKey) -> SessionRecord:
+    """Load a session with its initial state, wherever that is stored.
 
     A session that is not stored is an error.
     """
     sessions, apart = await storage.read(*_queries(key))
-    session = _visible_head(storage, key, sessions)
-    return {**session, INITIAL: recorded_initial_state(session, *apart)}
+    return found_record(storage, key, sessions).with_initial(apart)
 
 
 def _queries(key: SessionKey) -> tuple[Query, Query]:
@@ -437,60 +407,44 @@ async def load_session_at(
         *queries.event_queries(key, config, until=revision),
     )
     sessions, apart, apps, users, ends, *logs = found
-    if not sessions or not is_visible(sessions[0], storage.clock.now()):
-        return None
-    (head,) = sessions
-    if created not in {None, head["create_time"]}:
+    head, hooks = SessionRecord.find(sessions, storage.clock.now()), storage.hooks
+    if head is None or created not in {None, head.created}:
         return None
     revision = check_revision(head, revision)
-    updated = head["create_time"]
-    if ends and revision > log_begins(head):
-        updated = ends[0].get("event", {}).get("timestamp")
-    # Without the title, which is today's and in no log.
-    past = {
-        INITIAL: recorded_initial_state(head, *apart),
-        "title": None,
-        "revision": revision,
-        "update_time": head["update_time"] if revision == head["revision"] else updated,
-    }
-    past["state"] = await state_at(
-        storage, key, {**head, **past}, revision, as_of=found.as_of
-    )
-    now, hooks = storage.clock.now(), storage.hooks
-    log = documents.without_trimmed([*chain(*logs)][::-1], head)
+    head, updated = head.with_initial(apart), head.created
+    if revision == head.revision:
+        updated = head.updated
+    elif ends and revision > head.begins:
+        updated = ends[0]["event"]["timestamp"]
+    state = await state_at(storage, head, revision, as_of=found.as_of)
+    log = head.trimmed([*chain(*logs)][::-1])
     events = await in_slices(documents.decode_event(each, hooks) for each in log)
-    shared = chain(apps, users)
-    decoded = documents.decode_sessions([{**head, **past}], shared, now, hooks)
-    # It may have expired just now.
-    return next((each._replace(events=events) for each in decoded), None)
+    past = head.as_of(revision, updated, state)
+    shown = documents.show_session(past, chain(apps, users), hooks)
+    return shown._replace(events=events)
 
 
 async def state_at(
     storage: Storage,
-    key: SessionKey,
-    session: Document,
+    session: SessionRecord,
     revision: int,
     *,
     as_of: Timestamp | None = None,
 ) -> Document:
-    """Compute the fields of a session's state after a revision.
-
-    Its document has its initial state.
-    """
-    state: Document = {**session[INITIAL]}
-    log = LogAtRevision(key, log_begins(session), revision)
+    """Compute the fields of the state of a session, with its initial state, then."""
+    state: Document = {**session.initial}
+    log = LogAtRevision.of(session)._replace(until=revision)
     async for page in storage.scan(log.deltas_query, as_of=as_of):
         state = apply_deltas(state, map(delta_of, page.documents))
     return state
 
 
-def check_revision(session: Document, revision: int | None) -> int:
+def check_revision(session: SessionRecord, revision: int | None) -> int:
     """Check a revision of a stored session; return its latest, if none is given.
 
     One that it has not reached, or that was trimmed, is refused.
     """
-    head: int = session["revision"]
-    begins = log_begins(session)
+    head, begins = session.revision, session.begins
     if revision is not None and revision < begins:
         raise TrimmedError(begins)
     if revision is not None and revision > head:
@@ -507,16 +461,16 @@ async def complete_rewind(storage: Storage, key: SessionKey, event: Event) -> Ev
     """
     invocation_id = event.actions.rewind_before_invocation_id or ""
     sessions, apart = found = await storage.read(*_queries(key))
-    session = _visible_head(storage, key, sessions)
-    log = LogAtRevision(key, log_begins(session), session["revision"])
+    session = found_record(storage, key, sessions).with_initial(apart)
+    log = LogAtRevision.of(session)
     outlines = read_outlines(storage, log, more=(DELTA,), as_of=found.as_of)
     deltas = [
         (each.invocation_id, each.actions.state_delta) async for _, each in outlines
     ]
     if log.begins and all(each != invocation_id for each, _ in deltas):
         raise stale_session_error(key.session_id)
-    stored = recorded_initial_state(session, *apart)
-    initial = documents.decode_state(stored, Owner.of_session(key), storage.hooks)
+    owner = Owner.of_session(key)
+    initial = documents.decode_state(session.initial, owner, storage.hooks)
     delta = restore_initial_state(
         event.actions.state_delta, initial, deltas, invocation_id
     )

@@ -7,7 +7,7 @@ renews it. If it expires, its removal includes the copied events, and the fork f
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, NoReturn
 
@@ -17,16 +17,8 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
-from mongo_session_service.codec.documents import (
-    COPIED_BY,
-    FORKED_FROM,
-    INITIAL,
-    LOG_BEGINS,
-    REDACTIONS,
-    decode_event,
-    log_begins,
-    session_document,
-)
+from mongo_session_service.codec.documents import decode_event, session_document
+from mongo_session_service.codec.record import COPIED_BY, STATES, SessionRecord
 from mongo_session_service.codec.waiting_calls import REDACTED
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -36,7 +28,11 @@ from mongo_session_service.errors import (
     session_exists_error,
     session_not_found_error,
 )
-from mongo_session_service.model.metadata import ADK_METADATA, Details, display_name
+from mongo_session_service.model.metadata import (
+    ADK_METADATA,
+    StoredDetails,
+    display_name,
+)
 from mongo_session_service.model.records import (
     Document,
     NewSession,
@@ -92,9 +88,9 @@ async def copy_session(
     """
     origin = await event_log.load_with_initial_state(storage, source)
     if isinstance(until, str):
-        until = await _first_revision(storage, source, until, origin) - 1
+        until = await _first_revision(storage, until, origin) - 1
     revision = event_log.check_revision(origin, until)
-    await Fork(storage, source, target, origin, revision).make()
+    await Fork(storage, target, origin, revision).make()
 
 
 async def new_branch(
@@ -112,7 +108,7 @@ async def new_branch(
     again and cannot be.
     """
     origin = await event_log.load_with_initial_state(storage, source)
-    first = await _first_revision(storage, source, invocation_id, origin)
+    first = await _first_revision(storage, invocation_id, origin)
     query = Query("events", {"_id": source.event_id(first)})
     stored = await storage.find_one(query, patient=True)
     if stored is None:
@@ -124,19 +120,19 @@ async def new_branch(
         each.function_response is None for each in parts
     )
     which = f"Invocation {quoted(invocation_id)} of the session"
-    if first == log_begins(origin) + 1 > 1 and not is_message:
+    if first == origin.begins + 1 > 1 and not is_message:
         raise InvalidInputError(f"{which} is not whole: its beginning was trimmed.")
     if asks_again and (not is_message or REDACTED in (message.custom_metadata or {})):
         why = "began with no message" if not is_message else "has a redacted message"
         raise InvalidInputError(f"{which} {why}: give a new_message.")
-    fork = Fork(storage, source, target, origin, first - 1, before=invocation_id)
+    fork = Fork(storage, target, origin, first - 1, before=invocation_id)
     return fork, message
 
 
 async def _first_revision(
-    storage: Storage, source: SessionKey, invocation_id: str, session: Document
+    storage: Storage, invocation_id: str, session: SessionRecord
 ) -> int:
-    log = event_log.LogAtRevision(source, log_begins(session), session["revision"])
+    log = event_log.LogAtRevision.of(session)
     firsts = await event_log.find_firsts(storage, log, {invocation_id})
     if invocation_id not in firsts:
         which = quoted(invocation_id)
@@ -150,10 +146,9 @@ async def _first_revision(
 @dataclass(frozen=True, slots=True)
 class Fork:
     storage: Storage
-    source: SessionKey
     target: SessionKey
-    origin: Document
-    """The source's document, with its initial state."""
+    origin: SessionRecord
+    """The source, with its initial state."""
     revision: int
     before: str | None = None
     """Of a branch, the source's invocation that comes next there."""
@@ -200,7 +195,7 @@ class Fork:
             await self._give_up(_LOST)
 
     async def copy_log(self) -> None:
-        after = log_begins(self.origin)
+        after = self.origin.begins
         step = self.storage.limits.fork_step
         while after < self.revision:
             await self.renew()
@@ -215,7 +210,7 @@ class Fork:
                 after = until
 
     async def copy_events(self, after: int, until: int) -> None:
-        log = queries.events_until(self.source, until, after)
+        log = queries.events_until(self.origin.key, until, after)
         new = {"_id.session_id": self.target.session_id, COPIED_BY: "fork"}
         await self.storage.copy("events", log, new, time_limit=_STEP_SECONDS)
 
@@ -223,34 +218,34 @@ class Fork:
         """Build the new session's document, and updates for a large initial state."""
         storage, head, until = self.storage, self.origin, self.revision
         now = platform_time.get_time()
-        state, begins = head["state"], log_begins(head)
-        if until < head["revision"]:
-            state = await event_log.state_at(storage, self.source, head, until)
+        state = head.state
+        if until < head.revision:
+            state = await event_log.state_at(storage, head, until)
         details = self._copied_details(state)
         new = NewSession(
             self.target,
             # The order of a family is that of creation, whatever a clock shows.
-            max(now, head["create_time"] + 1e-6) if self.before else now,
-            ScopedState(session=head[INITIAL]),
-            check_initial_state(head[INITIAL]),
+            max(now, head.created + 1e-6) if self.before else now,
+            ScopedState(session=head.initial),
+            check_initial_state(head.initial),
             details.with_renewed_expiry(storage.clock.now()),
-            begins,
+            head.begins,
             self._origins(),
         )
-        log = event_log.LogAtRevision(self.source, begins, until)
+        log = event_log.LogAtRevision.of(head)._replace(until=until)
         waiting = await pending_call_fields(storage, log, self.target)
         own = {"state": state, "revision": until, COPIED_BY: "fork"}
         return {**session_document(new), **waiting, **own}, initial_updates([new])
 
     def _origins(self) -> list[Document]:
         head, until = self.origin, self.revision
-        created = {"create_time": head["create_time"], "revision": until}
+        created = {"create_time": head.created, "revision": until}
         cut = [
             {**each, "revision": min(each["revision"], until)}
-            for each in head.get(FORKED_FROM, ())
+            for each in head.forked_from
         ]
-        source = {"session_id": self.source.session_id, **created}
-        of_family = len(branches.origins_in_family(head))
+        source = {"session_id": head.key.session_id, **created}
+        of_family = len(head.origins_in_family)
         near, far = cut[:of_family], cut[of_family:][:MAX_ORIGINS]
         if self.before is not None:  # few, however often one message is edited
             following = (each["revision"] for each in near[1:])
@@ -258,49 +253,44 @@ class Fork:
             near = [each for each, shared in pairs if each["revision"] != shared]
         return [source, *near, *far]
 
-    def _copied_details(self, state: Document) -> Details:
+    def _copied_details(self, state: Document) -> StoredDetails:
         """Return the source's details, titled by the display name of a past state."""
         head, hooks = self.origin, self.storage.hooks
-        details = replace(Details.from_document(head), branch={})
-        named = state.get(ADK_METADATA)
-        if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
+        details, named = head.without_family().details, state.get(ADK_METADATA)
+        if named == head.state.get(ADK_METADATA) or not hooks.is_missing:
             return details
         past = decode_fields({ADK_METADATA: named})
-        return replace(details, title=display_name(past))
+        return details.model_copy(update={"title": display_name(past)})
 
     async def store_session(self, document: Document, apart: list[Update]) -> None:
         storage, held = self.storage, self.reservation
         source = {
-            "_id": self.source.id,
             **queries.writable_filter(storage),
-            "create_time": self.origin["create_time"],
+            **self.origin.expected(),
         }
-        begins = log_begins(self.origin)
-        redactions = self.origin.get(REDACTIONS)
 
         async def replace_reservation(tx: Transaction) -> str | None:
-            fields = (*branches.MEMBER, LOG_BEGINS, REDACTIONS)
-            query = Query("sessions", source, fields=fields)
-            found = await tx.find_one(query)
-            if not found:
-                raise session_not_found_error(self.source.session_id)
-            if log_begins(found) != begins:
+            stored = await tx.find_one(Query("sessions", source, without=STATES))
+            if not stored:
+                raise session_not_found_error(self.origin.key.session_id)
+            found = SessionRecord.read(stored)
+            if found.begins != self.origin.begins:
                 return _CHANGED.format("trimmed")
-            if found.get(REDACTIONS) != redactions:
+            if found.redactions != self.origin.redactions:
                 return _CHANGED.format("redacted")
             if not await tx.find_one(Query("sessions", held, fields=("_id",))):
                 return _LOST
             await tx.write(*apart)
-            stored, hiding = document, list[Statement]()
+            new, hiding = document, list[Statement]()
             if self.before is not None:
-                stored, hiding = await branches.join_family(
+                new, hiding = await branches.join_family(
                     storage, found, document, self.before, tx
                 )
             if storage.has_transactions:
                 silently = deletion.placeholder_removal_statements(storage, self.target)
-                await tx.write(*silently, Insert("sessions", [stored]))
+                await tx.write(*silently, Insert("sessions", [new]))
             else:
-                await tx.write(Update("sessions", held, stored))
+                await tx.write(Update("sessions", held, new))
             await tx.write(*hiding)
             return None
 

@@ -8,12 +8,12 @@ an empty document, which sorts after every string and number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec.documents import LOG_BEGINS, NEEDS
+from mongo_session_service.codec.record import LOG_BEGINS, NEEDS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.database import Database
 from mongo_session_service.storage.statements import Query
@@ -181,14 +181,6 @@ def event_by_id(key: SessionKey, event_id: Any) -> Document:
 
 def user_state_id(app_name: str, user_id: str) -> Document:
     return {"app_name": app_name, "user_id": user_id}
-
-
-def fields_update(fields: Mapping[str, Any]) -> Document:
-    """Build a change that sets fields, and removes those that are None."""
-    kept = {name: value for name, value in fields.items() if value is not None}
-    removed = {name: "" for name, value in fields.items() if value is None}
-    changes = {"$set": kept, "$unset": removed}
-    return {operator: change for operator, change in changes.items() if change}
 
 
 def _id_prefix_range(prefix: Document, next_field: str) -> Document:

@@ -31,14 +31,14 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec import bson_values, documents, events
+from mongo_session_service.codec import documents, events
+from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.record import LISTED, STATES, SessionRecord
 from mongo_session_service.errors import SchemaVersionError, session_not_found_error
 from mongo_session_service.model.records import (
     Document,
-    Marker,
     SessionKey,
-    StoredSession,
 )
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
@@ -67,27 +67,45 @@ async def find_event_document(
     return await storage.find_one(Query("events", queries.event_by_id(key, event_id)))
 
 
-async def find_session_document(
+def head_query(key: SessionKey) -> Query:
+    """The query for a session, without its state."""
+    return Query("sessions", {"_id": key.id}, without=STATES)
+
+
+def found_record(
+    storage: Storage, key: SessionKey, found: list[Document]
+) -> SessionRecord:
+    """Return the session that was found, or raise ``SessionNotFoundError``."""
+    if record := SessionRecord.find(found, storage.clock.now()):
+        return record
+    raise session_not_found_error(key.session_id)
+
+
+async def read_head(storage: Storage, key: SessionKey) -> SessionRecord:
+    """Load a session without its state, or raise ``SessionNotFoundError``."""
+    (found,) = await storage.read(head_query(key), patient=True)
+    return found_record(storage, key, found)
+
+
+async def find_session(
     storage: Storage, key: SessionKey, tx: Transaction | None = None
-) -> Document:
-    """Find a session's document, without state, or raise ``SessionNotFoundError``.
+) -> SessionRecord:
+    """Find a session that may be written, without its state.
 
     One that this release must not touch is refused.
     """
     alive = queries.alive_filter(storage)
     where = {"_id": key.id, "revision": {"$gte": 0}, **alive}
-    query = Query("sessions", where, without=("state",))
-    found = await (tx or storage).find_one(query)
+    found = await (tx or storage).find_one(Query("sessions", where, without=STATES))
     if found is None:
         raise session_not_found_error(key.session_id)
-    documents.check_needs(found)
-    return found
+    return SessionRecord.read(found)
 
 
 async def missing_session_error(storage: Storage, key: SessionKey) -> Exception:
     """Return the error that tells why a session could not be written."""
     try:
-        await find_session_document(storage, key)
+        await find_session(storage, key)
     except (SchemaVersionError, SessionNotFoundError) as error:
         return error
     return session_not_found_error(key.session_id)  # it was not there a moment ago
@@ -115,18 +133,12 @@ class SessionReads:
             *queries.event_queries(key, config, after_revision),
         )
         sessions, apps, users, *logs = answer
-        shared = [*apps, *users]
-        # To look at what is encoded pays if it is large.
-        is_large, count = len(answer.encoded) > 1, len(sessions) + len(shared)
-        first = answer.encoded[:count] if is_large else ()
-        is_plain = bool(first) and all(map(bson_values.is_plain, first))
-        session = self._decode_session(sessions, shared, is_plain=is_plain)
+        session = self._show(sessions, [*apps, *users])
         if session is None:
             return None
-        found = [each for log in logs for each in reversed(log)]
-        log = documents.without_trimmed(found, sessions[0])
+        log = session.record.trimmed([it for log in logs for it in reversed(log)])
         # An event of a large reply may be large itself, and is built in its own slice.
-        size = 1 if is_large else self._storage.limits.block_events
+        size = 1 if len(answer.encoded) > 1 else self._storage.limits.block_events
         together = [log[begin : begin + size] for begin in range(0, len(log), size)]
         decode = partial(documents.decode_events, hooks=self._storage.hooks)
         parts = await in_slices(map(decode, together))
@@ -165,12 +177,12 @@ class SessionReads:
         blocks = [block for _, block in parts[: in_blocks // size]]
         if blocks and all(blocks):
             log_read = CachedLog(
-                create_time=session.marker.create_time,
+                create_time=session.record.created,
                 first=first,
                 newest=newest,
                 revision=_revision(newest),
                 blocks=(*(known.blocks if known else ()), *filter(None, blocks)),
-                redactions=session.redactions,
+                redactions=session.record.redactions,
                 read_at=known.read_at if known else began,
             )
             cache.put(key, log_read, drops)
@@ -192,36 +204,28 @@ class SessionReads:
         log_queries = [first, log] if known else [log]
         answer = await self._storage.read(*heads, *log_queries, encoded=True)
         sessions, apps, users, *begins, events = answer
-        encoded = [*sessions, *apps, *users]
-        is_plain = all(map(bson_values.is_plain, encoded))
-        decoded, count = decode_together(encoded), len(sessions)
-        session = self._decode_session(
-            decoded[:count], decoded[count:], is_plain=is_plain
-        )
-        log_begins = session.log_begins if session else 0
+        decoded, count = decode_together([*sessions, *apps, *users]), len(sessions)
+        session = self._show(decoded[:count], decoded[count:])
+        log_begins = session.record.begins if session else 0
         while log_begins and events and _revision(events[-1]) <= log_begins:
             events.pop()  # a trim is about to remove it
         return session, [*chain(*begins)], events
 
-    def _decode_session(
-        self, sessions: list[Document], shared: list[Document], *, is_plain: bool
+    def _show(
+        self, sessions: list[Document], shared: list[Document]
     ) -> StoredSession | None:
-        now, hooks = self._storage.clock.now(), self._storage.hooks
-        decoded = documents.decode_sessions(
-            sessions, shared, now, hooks, is_plain=is_plain
-        )
-        return next(decoded, None)
+        record = SessionRecord.find(sessions, self._storage.clock.now())
+        if record is None:
+            return None
+        return documents.show_session(record, shared, self._storage.hooks)
 
     async def load_event(self, key: SessionKey, event_id: str) -> Event | None:
         """Load the event of a stored session that has this id."""
         heads, log = await self._storage.read(
-            Query("sessions", {"_id": key.id}, fields=documents.HEAD),
-            Query("events", queries.event_by_id(key, event_id)),
+            head_query(key), Query("events", queries.event_by_id(key, event_id))
         )
-        now = self._storage.clock.now()
-        if not heads or not documents.is_visible(heads[0], now):
-            return None
-        found = documents.without_trimmed(log, heads[0])
+        head = SessionRecord.find(heads, self._storage.clock.now())
+        found = head.trimmed(log) if head else []
         return documents.decode_event(found[0], self._storage.hooks) if found else None
 
     async def list_sessions(
@@ -239,18 +243,11 @@ class SessionReads:
         }
         answer = await self._storage.read(
             *queries.shared_state_queries(app_name, user_id),
-            Query("sessions", wanted, fields=documents.LISTED),
+            Query("sessions", wanted, fields=LISTED),
         )
         apps, users, sessions = answer
-        plain = await in_slices(map(bson_values.is_plain, answer.encoded))
-        return documents.decode_sessions(
-            sessions,
-            chain(apps, users),
-            now,
-            self._storage.hooks,
-            is_list=True,
-            is_plain=bool(plain) and all(plain),
-        )
+        records, shared = SessionRecord.read_all(sessions), chain(apps, users)
+        return documents.show_sessions(records, shared, self._storage.hooks)
 
     def read_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
         """Start to read the state that a session shares with others.
@@ -281,18 +278,13 @@ class SessionReads:
 
     async def load_end(self, key: SessionKey) -> StoredSession:
         """Load a session with its last event alone, and without state."""
-        now, hooks = self._storage.clock.now(), self._storage.hooks
-        fields = (*documents.LISTED[1:], documents.LOG_BEGINS)
         heads, log = await self._storage.read(
-            Query("sessions", {"_id": key.id}, fields=fields),
+            head_query(key),
             Query("events", queries.events_after(key, 0), order=-1, limit=1),
         )
-        if not (heads and documents.is_visible(heads[0], now)):
-            raise session_not_found_error(key.session_id)
-        (head,) = heads
-        log = documents.without_trimmed(log, head)
-        events = documents.decode_events(log, hooks)
-        return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
+        head = found_record(self._storage, key, heads)
+        events = documents.decode_events(head.trimmed(log), self._storage.hooks)
+        return StoredSession(head, {}, events)
 
 
 def _is_continued(
@@ -303,9 +295,9 @@ def _is_continued(
         bool(begin and log)
         and _revision(begin[0]) == known.first
         and log[-1] == known.newest
-        and session.log_begins < known.first
-        and session.marker.create_time == known.create_time
-        and session.redactions == known.redactions
+        and session.record.begins < known.first
+        and session.record.created == known.create_time
+        and session.record.redactions == known.redactions
     )
 
 

@@ -19,12 +19,19 @@ from google.genai import types
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.document_size import cut_by_size
-from mongo_session_service.codec.documents import INITIAL, REDACTIONS, log_begins
 from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.record import (
+    COPIED_BY,
+    FORKED_FROM,
+    INITIAL,
+    REDACTIONS,
+    STATES,
+    SessionRecord,
+    fields_update,
+)
 from mongo_session_service.codec.waiting_calls import (
     REDACTED,
     WaitingCalls,
-    decode_waiting,
     encode_waiting,
 )
 from mongo_session_service.errors import (
@@ -35,20 +42,16 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.metadata import (
     ADK_METADATA,
-    BRANCH,
     MAX_TITLE,
     display_name,
 )
 from mongo_session_service.model.records import Document, ScopedState, SessionKey
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
-from mongo_session_service.sessions import branches, event_log, queries
-from mongo_session_service.sessions.details import details_announcement
-from mongo_session_service.sessions.event_log import (
-    LogAtRevision,
-    read_session_head,
-)
-from mongo_session_service.sessions.queries import fields_update
+from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions.details import announcement, change_statements
+from mongo_session_service.sessions.event_log import LogAtRevision
+from mongo_session_service.sessions.reads import head_query, read_head
 from mongo_session_service.sessions.waiting_log import refresh_waiting
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Delete, Query, Update
@@ -57,10 +60,6 @@ from mongo_session_service.storage.transactions import Transaction
 REDACTION_ATTEMPTS: Final = 100
 """How often another writer may append while the log is read."""
 
-_COPY: Final = (
-    *("create_time", documents.LOG_BEGINS, BRANCH),
-    *(documents.FORKED_FROM, documents.NEEDS),
-)
 _IDS_AT_ONCE: Final = 1000
 _SHOWN: Final = 3
 _BUSY: Final = "Nothing was redacted: others kept appending to the session. Try again."
@@ -93,9 +92,9 @@ async def find_part(
     wanted: Sequence[str] | str,
 ) -> LoggedPart:
     """Find the events that have some ids, or are of one invocation; refuse others."""
-    head = await read_session_head(storage, key)
+    head = await read_head(storage, key)
     if isinstance(wanted, str):
-        log = LogAtRevision(key, log_begins(head), head["revision"])
+        log = LogAtRevision.of(head)
         where = {event_log.INVOCATION: bson_values.encode_value(wanted)}
         revisions = [
             revision
@@ -105,7 +104,7 @@ async def find_part(
         if not revisions:
             which = quoted(wanted)
             raise InvalidInputError(f"The session has no event of invocation {which}.")
-        return LoggedPart(key, head["create_time"], revisions)
+        return LoggedPart(key, head.created, revisions)
     found: dict[str, int] = {}
     possible = [it for it in dict.fromkeys(wanted) if lookup_id("An event id", it)]
     for some in cut_by_size(possible, _IDS_AT_ONCE):
@@ -113,13 +112,13 @@ async def find_part(
         query = Query("events", by_id, fields=("event.id",))
         (events,) = await storage.read(query, patient=True)
         for each in events:
-            if each["_id"]["revision"] > log_begins(head):
+            if each["_id"]["revision"] > head.begins:
                 found[each["event"]["id"]] = each["_id"]["revision"]
     if missing := [quoted(each) for each in wanted if each not in found]:
         more = len(missing) - _SHOWN
         names = ", ".join(missing[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
         raise InvalidInputError(f"The session has no event with id {names}.")
-    return LoggedPart(key, head["create_time"], sorted(found.values()))
+    return LoggedPart(key, head.created, sorted(found.values()))
 
 
 async def _find_copies(storage: Storage, part: LoggedPart) -> list[LoggedPart]:
@@ -127,31 +126,30 @@ async def _find_copies(storage: Storage, part: LoggedPart) -> list[LoggedPart]:
 
     Two sessions have in common what both have of an origin of both.
     """
-    own = Query("sessions", {"_id": part.key.id}, fields=_COPY)
-    head = await storage.find_one(own, patient=True) or {}
+    (own,) = await storage.read(head_query(part.key), patient=True)
     sources = {(part.key.session_id, part.created): math.inf}
-    sources |= branches.origins_in_family(head)
+    for head in map(SessionRecord.read, own):
+        sources |= head.origins_in_family
     of_user = {f"_id.{name}": part.key.id[name] for name in ("app_name", "user_id")}
     names = [{"session_id": id_, "create_time": time} for id_, time in sources]
-    related = [{documents.FORKED_FROM: {"$elemMatch": each}} for each in names]
+    related = [{FORKED_FROM: {"$elemMatch": each}} for each in names]
     itself = {"_id.session_id": {"$in": [id_ for id_, _ in sources]}}
     wanted = {
         **of_user,
         **queries.visible_filter(storage.clock.now()),
         "$or": [*related, itself],
     }
-    (found,) = await storage.read(Query("sessions", wanted, fields=_COPY), patient=True)
+    query = Query("sessions", wanted, without=STATES)
+    (found,) = await storage.read(query, patient=True)
     copies: list[LoggedPart] = []
-    for other in found:
-        documents.check_needs(other)
-        key = SessionKey(**other["_id"])
-        origins = branches.origins(other)
-        origins[key.session_id, other["create_time"]] = math.inf
+    for other in map(SessionRecord.read, found):
+        key, origins = other.key, other.origins
+        origins[key.session_id, other.created] = math.inf
         both = sources.keys() & origins.keys()
         shared = max((min(sources[it], origins[it]) for it in both), default=0)
-        revisions = [it for it in part.revisions if log_begins(other) < it <= shared]
+        revisions = [it for it in part.revisions if other.begins < it <= shared]
         if revisions and key != part.key:
-            copies.append(LoggedPart(key, other["create_time"], revisions))
+            copies.append(LoggedPart(key, other.created, revisions))
     return copies
 
 
@@ -244,12 +242,12 @@ async def _redact_step(
     deltas: list[Document] = []
     for stored, event in await _find_events(storage, part.key, revisions, tx):
         revision = stored["_id"]["revision"]
-        if not is_redacted(event) and revision > log_begins(session):
+        if not is_redacted(event) and revision > session.begins:
             deltas.append(event_log.delta_of(stored))
             redacted = redacted_event(event, replacement)
             append = documents.encode_append(part.key, redacted, storage.hooks)
             new[revision] = documents.event_document(
-                append, revision, copied_by=stored.get(documents.COPIED_BY)
+                append, revision, copied_by=stored.get(COPIED_BY)
             )
     if not new:
         return 0
@@ -261,21 +259,19 @@ async def _redact_step(
         Delete("partials", {**partials, "event.id": {"$in": ids}}, many=True),
     )
     await _redact_initial_state(storage, session, deltas, replacement, tx)
-    waiting = decode_waiting(session, storage.hooks)
+    waiting = session.waiting(storage.hooks)
     left = tuple(each for each in waiting.named if each.revision not in new)
     calls = WaitingCalls(left, waiting.more)
     fields = encode_waiting(calls, part.key, storage.hooks)
     is_changed = len(left) < len(waiting.named)
-    change = fields_update(fields if is_changed else {}) | {"$inc": {REDACTIONS: 1}}
-    await tx.write(Update("sessions", {"_id": part.key.id}, change))
-    if is_changed:
-        await tx.write(*details_announcement(storage, session | fields))
+    change = session.change(waiting=fields if is_changed else {}, is_redaction=True)
+    await tx.write(*change_statements(storage, change))
     return len(new)
 
 
 async def _find_session(
     storage: Storage, part: LoggedPart, tx: Transaction
-) -> Document:
+) -> SessionRecord:
     wanted = {
         **queries.visible_filter(storage.clock.now()),
         "_id": part.key.id,
@@ -284,8 +280,7 @@ async def _find_session(
     found = await tx.find_one(Query("sessions", wanted))
     if found is None:
         raise session_not_found_error(part.key.session_id)
-    documents.check_needs(found)
-    return found
+    return SessionRecord.read(found)
 
 
 async def _find_events(
@@ -302,27 +297,28 @@ async def _find_events(
 
 async def _redact_initial_state(
     storage: Storage,
-    session: Document,
+    session: SessionRecord,
     deltas: list[Document],
     replacement: str,
     tx: Transaction,
 ) -> None:
     """Replace what the initial state has of the same values, as after a trim."""
-    key = SessionKey(**session["_id"])
-    apart = await tx.find_one(Query("events", {"_id": key.event_id(0)}))
-    for collection, document in (("sessions", session), ("events", apart)):
-        initial = (document or {}).get(INITIAL, {})
+    key = session.key
+    apart = await tx.find_one(Query("events", {"_id": key.event_id(0)})) or {}
+    for collection, id_, initial in (
+        ("sessions", key.id, session.initial),
+        ("events", key.event_id(0), apart.get(INITIAL, {})),
+    ):
         same = {
             name
             for delta in deltas
             for name, value in delta.items()
             if value is not None and name in initial and initial[name] == value
         }
-        if document and same:
+        if same:
             owner = Owner.of_session(key)
             change = _replacement_update(INITIAL, storage, owner, same, replacement)
-            same_id = {"_id": document["_id"]}
-            await tx.write(Update(collection, same_id, {"$set": change}))
+            await tx.write(Update(collection, {"_id": id_}, {"$set": change}))
 
 
 async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[str]]:
@@ -330,10 +326,10 @@ async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[s
 
     Also return the revision as of which that is so.
     """
-    head = await read_session_head(storage, part.key)
-    if head["create_time"] != part.created:
+    head = await read_head(storage, part.key)
+    if head.created != part.created:
         raise session_not_found_error(part.key.session_id)
-    revision: int = head["revision"]
+    revision = head.revision
     wanted = set(part.revisions)
     latest: dict[str, int] = {}
     log = LogAtRevision(part.key, part.revisions[0] - 1, revision)
@@ -353,7 +349,7 @@ async def _find_unredacted_keys(
     values = _replacement_update("state", storage, owner, own, replacement)
     query = Query("sessions", {"_id": part.key.id}, fields=("state",))
     found = await storage.find_one(query, patient=True)
-    state = (found or {}).get("state", {})
+    state = SessionRecord(part.key, found or {"state": {}}).state
     return {name for name in own if state.get(name) != values[f"state.{name}"]}
 
 
@@ -406,7 +402,7 @@ async def _redact_values(
     where = {"_id": key.id, "create_time": part.created, "revision": revision}
     if ADK_METADATA in own and storage.hooks.is_missing:
         change |= await _redact_title(storage, where, replacement, tx)
-    update = {**fields_update(change), "$inc": {REDACTIONS: 1}}
+    update = fields_update(change, {REDACTIONS: 1})
     if await tx.write(Update("sessions", where, update)) == [0]:
         return False
     for owner, collection, id_ in _shared_scopes(key):
@@ -421,13 +417,14 @@ async def _redact_title(
     storage: Storage, where: Document, replacement: str, tx: Transaction
 ) -> Document:
     """Replace a title that an event has set, and inform subscribers of it."""
-    session = await tx.find_one(Query("sessions", where))
-    named = (session or {}).get("state", {}).get(ADK_METADATA)
+    found = await tx.find_one(Query("sessions", where))
+    session = SessionRecord.read(found) if found else None
+    named = session.state.get(ADK_METADATA) if session else None
     fields = bson_values.decode_fields({ADK_METADATA: named})
-    if not session or display_name(fields) != session.get("title"):
+    if not session or display_name(fields) != session.details.title:
         return {}
     title = {"title": replacement[:MAX_TITLE]}
-    await tx.write(*details_announcement(storage, session | title))
+    await tx.write(*announcement(storage, session.change(title).after))
     return title
 
 

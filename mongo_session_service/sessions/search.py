@@ -16,13 +16,12 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.record import STATES, SessionRecord
 from mongo_session_service.codec.waiting_calls import WAITING
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
-    check_labels,
-    check_title,
+    StoredDetails,
     check_title_part,
-    label_list,
 )
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionPage, SessionSummary
@@ -121,8 +120,7 @@ class Search:
 def new_search(
     app_name: object,
     user_id: object,
-    title: object,
-    labels: object,
+    details: StoredDetails,
     where: object,
     *,
     newest_first: object,
@@ -142,8 +140,6 @@ def new_search(
     if user_id is not None:
         wanted["_id.user_id"] = check_id("user_id", user_id)
         owner = Owner(owner.app_name, wanted["_id.user_id"])
-    if title is not None:
-        wanted["title"] = {"$eq": check_title(title)}
     if title_contains is not None:
         wanted["$expr"] = _has_title_part(check_title_part(title_contains))
     if waiting is not None:
@@ -152,10 +148,7 @@ def new_search(
         wanted[WAITING] = {"$exists": True}
     if check_flag("families", families):
         wanted |= branches.SHOWN
-    conditions: list[Document] = []
-    if labels is not None:
-        wanted_labels = label_list(check_labels(labels))
-        conditions += [{"labels": {"$eq": each}} for each in wanted_labels]
+    conditions = [{name: {"$eq": value}} for name, value in details.parts()]
     if where is not None:
         conditions += state_conditions(where, owner, hooks)
     return Search({"$and": [wanted, *conditions]}, is_newest_first, order)
@@ -268,25 +261,22 @@ async def load_page(
     """Load the first page, or that of a token, without what cannot be read."""
     after = None if page_token is None else position_in_token(page_token, search)
     now = storage.clock.now()
-    unread = (documents.INITIAL,) if with_state else (documents.INITIAL, "state")
+    unread = STATES[1:] if with_state else STATES
     wanted = [search.page_query(after, limit + 1, now)]
     if after is None:
         wanted.insert(0, search.damaged_query(limit, now))
     answer = await storage.read(*(replace(each, without=unread) for each in wanted))
     *damaged, found = answer
-    documents.summaries(chain(*damaged), storage.hooks)  # it warns of them
-    shown, states = found[:limit], None
-    keys = [key for each in shown if (key := documents.key_of(each["_id"]))]
-    if with_state and keys:
-        shared = queries.shared_state_queries_by_key(keys)
+    records = [*SessionRecord.read_all(chain(*damaged, found[:limit]))]  # it warns
+    states = None
+    if with_state and records:
+        shared = queries.shared_state_queries_by_key([each.key for each in records])
         states_then = await storage.read(*shared, as_of=answer.as_of)
-        decoded = documents.decode_sessions(
-            shown, chain(*states_then), now, storage.hooks, is_list=True
-        )
-        states = {each.key: each.state for each in await in_slices(decoded)}
-        shown = [each for each in shown if documents.key_of(each["_id"]) in states]
-    sizes = await branches.count_families(storage, shown, answer.as_of)
-    summaries = documents.summaries(shown, storage.hooks, states, sizes)
+        shown = documents.show_sessions(records, chain(*states_then), storage.hooks)
+        states = {each.key: each.state for each in await in_slices(shown)}
+        records = [each for each in records if each.key in states]
+    sizes = await branches.count_families(storage, records, answer.as_of)
+    summaries = [*documents.summaries(records, storage.hooks, states, sizes)]
     following = None
     if len(found) > limit:
         following = page_token_after(search.position_of(found[limit - 1]), search)
@@ -384,8 +374,8 @@ async def find_by_id(
     if families:
         wanted |= branches.SHOWN
     wanted |= queries.visible_filter(storage.clock.now())
-    unread = (documents.INITIAL, "state")
-    query = Query("sessions", wanted, limit=_SAME_ID, without=unread)
+    query = Query("sessions", wanted, limit=_SAME_ID, without=STATES)
     (found,) = await storage.read(query)
-    sizes = await branches.count_families(storage, found)
-    return documents.summaries(found, storage.hooks, families=sizes)
+    records = [*SessionRecord.read_all(found)]
+    sizes = await branches.count_families(storage, records)
+    return [*documents.summaries(records, storage.hooks, families=sizes)]

@@ -18,35 +18,25 @@ from typing import Final
 from google.adk.events.event import Event
 
 from mongo_session_service.codec.document_size import check_initial_state
-from mongo_session_service.codec.documents import (
+from mongo_session_service.codec.record import (
     INITIAL,
     LOG_BEGINS,
     REDACTIONS,
     TRIMMING,
-    log_begins,
+    SessionRecord,
 )
-from mongo_session_service.codec.waiting_calls import (
-    WaitingCalls,
-    decode_waiting,
-    encode_waiting,
-)
+from mongo_session_service.codec.waiting_calls import WaitingCalls, encode_waiting
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log, queries
-from mongo_session_service.sessions.details import details_announcement
+from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
-from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import pending_calls_at
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import (
-    Query,
-    RefusedError,
-    Statement,
-    Update,
-)
+from mongo_session_service.storage.statements import Query, RefusedError, Update
 
 CALL_LASTS: Final = 86_400.0
 """Seconds in which a function call may get its response: a day."""
@@ -71,13 +61,13 @@ class Criterion:
     before_time: float | None = None
     """Up to the first that is not older than this time, in seconds since 1970."""
 
-    def revision(self, session: Document, older: int) -> int:
+    def revision(self, session: SessionRecord, older: int) -> int:
         """Return the last revision that it removes; one not reached is refused."""
         if self.keep_last is not None:
-            return int(session["revision"]) - self.keep_last
+            return session.revision - self.keep_last
         if self.before_revision is None:
             return older
-        end = int(session["revision"]) + 1
+        end = session.revision + 1
         if self.before_revision > end:
             message = f"before_revision must be at most {end}, after the last event."
             raise InvalidInputError(message)
@@ -176,7 +166,7 @@ async def trim(
     constraints: TrimConstraints | None = None
     for _ in range(TRIM_ATTEMPTS):
         session = await event_log.load_with_initial_state(storage, key)
-        created, begins = session["create_time"], log_begins(session)
+        created, begins = session.created, session.begins
         if constraints is None or (constraints.created, constraints.begins) != (
             created,
             begins,
@@ -185,10 +175,10 @@ async def trim(
                 created, begins, criterion.before_time or -math.inf
             )
         cut = begins
-        if await _last_removable(storage, key, session, criterion) > begins:
-            log = LogAtRevision(key, constraints.until, session["revision"])
+        if await _last_removable(storage, session, criterion) > begins:
+            log = LogAtRevision(key, constraints.until, session.revision)
             await constraints.read_log(storage, log)
-            if constraints.until != session["revision"]:
+            if constraints.until != session.revision:
                 continue  # it was deleted or trimmed meanwhile
             wanted = criterion.revision(session, constraints.older)
             cut = constraints.last_safe_revision(wanted, storage.clock.now())
@@ -197,14 +187,14 @@ async def trim(
         if cut <= begins:
             # What an interrupted trim has left.
             return await remove_trimmed(storage, key, created, begins)
-        as_of = cut, session.get(REDACTIONS)
+        as_of = cut, session.redactions
         if constraints.state is None or constraints.state[0] != as_of:
-            state = await event_log.state_at(storage, key, session, cut)
+            state = await event_log.state_at(storage, session, cut)
             check_initial_state(state)
             constraints.state = as_of, state
-        waiting = decode_waiting(session, storage.hooks)
+        waiting = session.waiting(storage.hooks)
         if any(each.revision <= cut for each in waiting.named):
-            log = LogAtRevision(key, cut, session["revision"])
+            log = LogAtRevision(key, cut, session.revision)
             waiting = await pending_calls_at(storage, log)
         try:
             await _set_cut(storage, session, cut, constraints.state[1], waiting=waiting)
@@ -215,13 +205,13 @@ async def trim(
 
 
 async def _last_removable(
-    storage: Storage, key: SessionKey, session: Document, criterion: Criterion
+    storage: Storage, session: SessionRecord, criterion: Criterion
 ) -> int:
     """Find the last revision that a criterion may remove; reads one event at most."""
-    older = session["revision"]
+    older = session.revision
     if criterion.before_time is not None:
-        begins = log_begins(session)
-        log = queries.events_after(key, begins)
+        begins = session.begins
+        log = queries.events_after(session.key, begins)
         query = Query("events", log, order=1, fields=("event.timestamp",))
         first = await storage.find_one(query)
         if first and first["event"]["timestamp"] >= criterion.before_time:
@@ -231,7 +221,7 @@ async def _last_removable(
 
 async def _set_cut(
     storage: Storage,
-    read: Document,
+    read: SessionRecord,
     cut: int,
     state: Document,
     *,
@@ -243,22 +233,15 @@ async def _set_cut(
     may be a rewind that undoes what is to be removed, and what was read of events that
     are redacted must not be stored.
     """
-    begins = log_begins(read)
-    where: Document = {
+    where = {
         **queries.writable_filter(storage),
-        **{name: read[name] for name in ("_id", "create_time", "revision")},
-        LOG_BEGINS: begins or {"$exists": False},
-        REDACTIONS: read.get(REDACTIONS),
+        **read.expected("revision", LOG_BEGINS, REDACTIONS),
     }
-    cutting = {LOG_BEGINS: cut, TRIMMING: read.get(TRIMMING, begins), INITIAL: None}
-    key, hooks = SessionKey(**read["_id"]), storage.hooks
-    fields = encode_waiting(waiting, key, hooks)
-    change = fields_update(cutting | fields)
-    statements: list[Statement] = [Update("sessions", where, change, expected=1)]
-    if waiting != decode_waiting(read, hooks):
-        statements += details_announcement(storage, read | fields)
-    initial = {INITIAL: state, "create_time": read["create_time"], LOG_BEGINS: cut}
-    first = {"_id": key.event_id(0)}
+    fields = encode_waiting(waiting, read.key, storage.hooks)
+    change = read.change(waiting=fields, begins=cut)
+    statements = change_statements(storage, change, where)
+    initial = {INITIAL: state, "create_time": read.created, LOG_BEGINS: cut}
+    first = {"_id": read.key.event_id(0)}
     statements.append(Update("events", first, {"$set": initial}, upsert=True))
     await storage.commit(*statements)
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
+from mongo_session_service.codec.record import LOG_BEGINS, STATES, SessionRecord
 from mongo_session_service.codec.waiting_calls import (
     ABORTED,
     ASKING,
     WAITING_FIELDS,
     WaitingCalls,
-    decode_waiting,
     encode_waiting,
     waiting_calls,
     waiting_step,
@@ -29,13 +28,12 @@ from mongo_session_service.model.records import (
     WaitingStep,
 )
 from mongo_session_service.model.results import WaitingCall
-from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions import event_log
 from mongo_session_service.sessions.event_log import LogAtRevision
+from mongo_session_service.sessions.reads import head_query
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.transactions import Transaction
-
-WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
 
 _HAS_RESPONSE: Final = {"event.content.parts.function_response": {"$exists": True}}
 _STEPS: Final = {
@@ -70,22 +68,18 @@ async def pending_call_fields(
 
 
 async def pending_calls_after(
-    storage: Storage, session: Document, appends: Sequence[tuple[int, Append]]
+    storage: Storage, session: SessionRecord, appends: Sequence[tuple[int, Append]]
 ) -> dict[int, Document]:
-    """Encode the pending calls after each append that changes them, by revision.
-
-    ``session`` is its document before the appends, or the ``WAITING_HEAD`` of it.
-    """
-    hooks, key = storage.hooks, SessionKey(**session["_id"])
-    before = decode_waiting(session, hooks)
+    """Encode the pending calls after each append that changes them, by revision."""
+    hooks, key = storage.hooks, session.key
+    before = session.waiting(hooks)
     rewound = {it.waiting.rewinds_before or "" for _, it in appends} - {""}
     is_counted = bool(rewound or before.more)
     calls = list(before.named)
     steps: _Steps = []
     firsts: dict[str, int] = {}
     if is_counted:
-        log = LogAtRevision(key, log_begins(session), session["revision"])
-        steps, firsts = await _read_steps(storage, log, rewound)
+        steps, firsts = await _read_steps(storage, LogAtRevision.of(session), rewound)
     found: dict[int, Document] = {}
     for revision, append in appends:
         step = append.waiting
@@ -119,30 +113,29 @@ async def pending_calls_after_batch(
     ]
     if not ids:
         return {}
-    query = Query("sessions", {"_id": {"$in": ids}}, fields=WAITING_HEAD)
+    query = Query("sessions", {"_id": {"$in": ids}}, without=STATES)
     found: dict[tuple[SessionKey, int], Document] = {}
-    for session in await tx.find(query):
-        key = SessionKey(**session["_id"])
+    for session in SessionRecord.read_all(await tx.find(query)):
+        own = appends[session.key]
         # If it is at another revision, the batch is going to be refused.
-        if session.get("revision") == appends[key][0][0] - 1:
-            after = await pending_calls_after(storage, session, appends[key])
-            found |= {(key, revision): it for revision, it in after.items()}
+        if session.revision == own[0][0] - 1:
+            after = await pending_calls_after(storage, session, own)
+            found |= {(session.key, revision): it for revision, it in after.items()}
     return found
 
 
 async def refresh_waiting(storage: Storage, key: SessionKey) -> bool:
     """Recompute a session's waiting calls from its log; True if they have changed."""
-    query = Query("sessions", {"_id": key.id}, fields=WAITING_HEAD)
-    while session := await storage.find_one(query, patient=True):
-        if "revision" not in session:
+    now = storage.clock.now()
+    while session := SessionRecord.find(
+        [*filter(None, [await storage.find_one(head_query(key), patient=True)])], now
+    ):
+        waiting = await pending_calls_at(storage, LogAtRevision.of(session))
+        if waiting == session.waiting(storage.hooks):
             break
-        log = LogAtRevision(key, log_begins(session), session["revision"])
-        waiting = await pending_calls_at(storage, log)
-        if waiting == decode_waiting(session, storage.hooks):
-            break
-        as_read = {name: session.get(name) for name in ("_id", *WAITING_HEAD)}
-        change = queries.fields_update(encode_waiting(waiting, key, storage.hooks))
-        if await storage.commit(Update("sessions", as_read, change)) == [1]:
+        as_read = session.expected("revision", LOG_BEGINS, *WAITING_FIELDS)
+        change = session.change(waiting=encode_waiting(waiting, key, storage.hooks))
+        if await storage.commit(Update("sessions", as_read, change.update)) == [1]:
             return True
     return False
 

@@ -14,15 +14,15 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
-    COPIED_BY,
     encode_append,
     encode_state,
     event_document,
     session_document,
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.record import COPIED_BY
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
-from mongo_session_service.model.metadata import Details, display_name
+from mongo_session_service.model.metadata import StoredDetails, display_name
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -59,7 +59,7 @@ class EncodedSession:
     header: SessionHeader
     state: Document
     size: int
-    details: Details | None = None
+    details: StoredDetails | None = None
     initial: Document | None = None
     """The initial state; None if the source does not have it."""
     appends: list[Append] = field(default_factory=list)
@@ -127,7 +127,7 @@ class EncodedSession:
             create_time,
             ScopedState(session=initial),
             check_initial_state(initial),
-            self.details or Details(title=self.display_name),
+            self.details or StoredDetails(title=self.display_name),
             header.log_begins,
             header.forked_from,
         )

@@ -10,8 +10,16 @@ from typing import Final, NamedTuple
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value, is_same_value
-from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
+from mongo_session_service.codec.record import (
+    INITIAL,
+    LOG_BEGINS,
+    REDACTIONS,
+    SessionRecord,
+    is_placeholder,
+    log_begins,
+    unknown_needs,
+)
 from mongo_session_service.errors import InvalidInputError, StorageError
 from mongo_session_service.model.metadata import (
     BRANCH,
@@ -27,7 +35,7 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.deletion import is_session, remove_expired
+from mongo_session_service.sessions.deletion import remove_expired
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.transfer.batches import (
@@ -111,9 +119,9 @@ class SessionPlan(NamedTuple):
     def _lasting(self) -> str:
         """What the target's has that an import would destroy; empty if it has none."""
         found = self.found or {}
-        if documents.unknown_needs(found):
+        if unknown_needs(found):
             return "is a newer release's"
-        return "has redacted events" if documents.REDACTIONS in found else ""
+        return "has redacted events" if REDACTIONS in found else ""
 
     @property
     def is_lacking(self) -> bool:
@@ -162,12 +170,11 @@ def compare_session(
     """
     matched = _count_matching(incoming, stored, hooks)
     plan = SessionPlan(incoming, found, ComparisonResult.NEW, matched, len(stored))
-    if found is None or not is_session(found):
+    if found is None or is_placeholder(found):
         return plan
     plan = plan._replace(comparison=ComparisonResult.CONFLICT)
     try:
-        documents.checked_key(found)
-        documents.check_needs(found)
+        SessionRecord.read(found)
         differing = _differing_parts(incoming, found, hooks)
     except StorageError:
         return plan._replace(differing=("its document",))
@@ -223,7 +230,7 @@ def _classify(
         return ComparisonResult.CONFLICT
     if not incoming.is_last:
         return ComparisonResult.BEHIND
-    if revision == documents.log_begins(session):
+    if revision == log_begins(session):
         # Without events, two sessions are one if they were created at the same time.
         known = "state" if incoming.header.create_time is None else "create_time"
         if known in differing:
@@ -250,7 +257,7 @@ def _differing_parts(
     """
     header = incoming.header
     if not incoming.is_last:
-        is_same = is_same_value(header.log_begins, documents.log_begins(session))
+        is_same = is_same_value(header.log_begins, log_begins(session))
         return () if is_same else (LOG_BEGINS,)
     document = {
         LOG_BEGINS: header.log_begins,
@@ -263,7 +270,7 @@ def _differing_parts(
     }
     here, there = (
         _with_decoded_states(each, incoming.key, hooks)
-        for each in (document, {**session, LOG_BEGINS: documents.log_begins(session)})
+        for each in (document, {**session, LOG_BEGINS: log_begins(session)})
     )
     if display_name(here["state"]) or display_name(there["state"]):
         # A title may be stored as the display name; it is compared as one.
@@ -374,7 +381,9 @@ class StoreTarget:
                 is_over = await remove_expired(self._storage, key)
             if not is_over:
                 found[key] = each
-        sessions = {key: each for key, each in found.items() if is_session(each)}
+        sessions = {
+            key: each for key, each in found.items() if not is_placeholder(each)
+        }
         await add_initial_states(self._storage, sessions)
         return found
 

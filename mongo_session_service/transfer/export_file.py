@@ -42,7 +42,6 @@ from zlib import error as ZlibError  # noqa: N812  the module names it so
 from google.adk.events.event import Event
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     Field,
     FiniteFloat,
     ValidationError,
@@ -52,13 +51,9 @@ from pydantic import (
 from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import decode_value, json_form
-from mongo_session_service.codec.documents import (
-    FORKED_FROM,
-    INITIAL,
-    LOG_BEGINS,
-    encode_event_fields,
-)
+from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.codec.extended_json import with_type_tags, without_type_tags
+from mongo_session_service.codec.record import FORKED_FROM, INITIAL, LOG_BEGINS
 from mongo_session_service.errors import (
     DocumentTooLargeError,
     InvalidInputError,
@@ -68,9 +63,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.metadata import (
     Details,
-    check_labels,
-    check_stored_title,
-    check_ttl,
+    StoredDetails,
 )
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
@@ -142,14 +135,10 @@ class _Branch(_Line):
     hidden: Literal[True] | None = None
 
 
-class _SessionLine(_UserStateLine):
+class _SessionLine(_UserStateLine, Details):
     session_id: str
     create_time: FiniteFloat | None = None
     update_time: FiniteFloat
-    title: Annotated[str, BeforeValidator(check_stored_title)] | None = None
-    labels: Annotated[dict[str, str], BeforeValidator(check_labels)] | None = None
-    ttl: Annotated[float, BeforeValidator(check_ttl)] | None = None
-    expire_time: FiniteFloat | None = None
     log_begins: _Count = 0
     forked_from: list[_Origin] = []
     branch: _Branch | None = None
@@ -163,11 +152,8 @@ class _SessionLine(_UserStateLine):
             self.state,
             update_time=self.update_time,
             create_time=self.create_time,
-            details=Details(
-                title=self.title,
-                labels=self.labels or {},
-                ttl=self.ttl,
-                expire_time=self.expire_time,
+            details=StoredDetails(
+                **{name: getattr(self, name) for name in Details.model_fields},
                 branch=self.branch.model_dump(exclude_none=True) if self.branch else {},
             ),
             initial=self.initial_state,

@@ -23,7 +23,14 @@ from typing import Final, Literal
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
-from mongo_session_service.codec.documents import COPIED_BY, INITIAL, REDACTIONS
+from mongo_session_service.codec.record import (
+    ANNOUNCED,
+    COPIED_BY,
+    INITIAL,
+    REDACTIONS,
+    SessionRecord,
+    fields_update,
+)
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import ADK_METADATA, BRANCH, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
@@ -36,9 +43,8 @@ from mongo_session_service.sessions.deletion import (
     Reservations,
     remove_reserved,
 )
-from mongo_session_service.sessions.details import ANNOUNCED, details_announcement
+from mongo_session_service.sessions.details import announcement
 from mongo_session_service.sessions.event_log import LogAtRevision
-from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import (
     pending_call_fields,
     pending_calls_after,
@@ -499,7 +505,9 @@ class ImportTarget(StoreTarget):
         matched += incoming.offset
         appends = enumerate(incoming.appends, incoming.offset + 1)
         missing = [each for each in appends if each[0] > matched]
-        waiting = await pending_calls_after(self._storage, stored, missing)
+        waiting = await pending_calls_after(
+            self._storage, SessionRecord(incoming.key, stored), missing
+        )
         events = list(incoming.documents(matched, waiting))
         initial: list[Update] | None = None
         if incoming.is_last:
@@ -519,14 +527,14 @@ class ImportTarget(StoreTarget):
 
         async def append_missing(tx: Transaction) -> None:
             # Details may be others by now: to set them makes no new revision.
-            before = await tx.find_and_update(change, fields=ANNOUNCED, before=True)
-            if before is None:
+            found = await tx.find_and_update(change, fields=ANNOUNCED, before=True)
+            if found is None:
                 raise RefusedError
             await tx.write(*log)
-            now = {k: it for k, it in {**before, **fields}.items() if it is not None}
-            is_announced = any(now.get(name) != before.get(name) for name in DETAILS)
-            if is_announced:
-                await tx.write(*details_announcement(self._storage, now))
+            before = SessionRecord(incoming.key, found)
+            now = before.change(fields).after
+            if before.details != now.details:
+                await tx.write(*announcement(self._storage, now))
 
         await self._storage.run(append_missing)
 

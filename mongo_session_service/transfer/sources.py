@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
@@ -35,25 +35,20 @@ from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
-    FORKED_FROM,
-    INITIAL,
-    UnknownNeedError,
     build_events,
-    check_needs,
-    checked_key,
     decode_state,
     event_fields,
-    log_begins,
 )
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.record import INITIAL, SessionRecord, UnknownNeedError
 from mongo_session_service.errors import (
     InvalidInputError,
     SourceError,
     StorageError,
     TransferError,
 )
-from mongo_session_service.model.metadata import BRANCH, Details
+from mongo_session_service.model.metadata import StoredDetails
 from mongo_session_service.model.records import (
     Document,
     ScopedState,
@@ -67,7 +62,6 @@ from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import (
     LogRange,
     read_log,
-    recorded_initial_state,
 )
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
@@ -150,7 +144,7 @@ class SessionHeader:
     update_time: float
     create_time: float | None = None
     """None if the store does not record it."""
-    details: Details | None = None
+    details: StoredDetails | None = None
     """Title, labels and time to live; None if the store does not record them."""
     initial: Mapping[str, Any] | None = None
     """The initial state, without shared state; None if it is not recorded."""
@@ -367,9 +361,7 @@ class StoreSource(BaseSource):
             known = {key: it for key, it in found if isinstance(key, SessionKey)}
             await add_initial_states(self.storage, known)
             for key, document in found:
-                if selection.sessions:  # without its family, one of its own
-                    document.pop(BRANCH, None)
-                header = self._header(key, document)
+                header = self._header(key, document, alone=bool(selection.sessions))
                 yield header
                 if isinstance(header, SessionHeader):
                     async for item in self._events(header):
@@ -444,31 +436,27 @@ class StoreSource(BaseSource):
             yield _key(each)
 
     def _header(
-        self, key: SessionKey | Problem, document: Document
+        self, key: SessionKey | Problem, document: Document, *, alone: bool
     ) -> SessionHeader | Problem:
         if isinstance(key, Problem):
             return key
         owner, hooks = Owner.of_session(key), self.storage.hooks
         try:
-            check_needs(document)
-            checked_key(document)
-            begins, revision = log_begins(document), document["revision"]
-            for each in (revision, begins, revision - begins):
+            record = SessionRecord.read(document)
+            for each in (record.revision, record.begins, record.event_count):
                 check_revision("The log", each)
-            details = Details.from_document(document)
-            details.check()
-            if (expires := details.expire_time) is not None:
-                details = replace(details, expire_time=seconds(expires))
+            if alone:  # without its family, one of its own
+                record = record.without_family()
             return SessionHeader(
                 key,
-                decode_state(document["state"], owner, hooks),
-                update_time=seconds(document["update_time"]),
-                create_time=seconds(document["create_time"]),
-                details=details,
-                initial=decode_state(document.get(INITIAL, {}), owner, hooks),
-                revision=revision,
-                log_begins=begins,
-                forked_from=document.get(FORKED_FROM, ()),
+                decode_state(record.state, owner, hooks),
+                update_time=seconds(record.updated),
+                create_time=seconds(record.created),
+                details=record.details,
+                initial=decode_state(record.initial, owner, hooks),
+                revision=record.revision,
+                log_begins=record.begins,
+                forked_from=record.forked_from,
             )
         except UnknownNeedError as error:
             return Problem(session_text(key), str(error))
@@ -548,8 +536,9 @@ async def add_initial_states(
     (found,) = await storage.read(Query("events", {"_id": {"$in": lacking}}))
     for apart in found:
         if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
-            session = sessions[key_of_event(apart)]
-            session[INITIAL] = recorded_initial_state(session, apart)
+            key = key_of_event(apart)
+            session = SessionRecord(key, sessions[key]).with_initial([apart])
+            sessions[key][INITIAL] = session.initial
 
 
 def key_of_event(event: Document) -> SessionKey:

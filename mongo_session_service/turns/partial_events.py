@@ -27,11 +27,8 @@ from google.genai import types
 from mongo_session_service.backend import Backends
 from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.codec.partials import (
-    cut_text,
-    decode_turn,
-    partial_document,
-)
+from mongo_session_service.codec.partials import cut_text, partial_document
+from mongo_session_service.codec.record import decode_turn
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,

@@ -30,8 +30,9 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.codec.adk_session import to_session
-from mongo_session_service.codec.documents import NEEDS, check_needs, with_known_needs
-from mongo_session_service.codec.partials import encode_turn, stored_turn
+from mongo_session_service.codec.documents import StoredSession
+from mongo_session_service.codec.partials import encode_turn
+from mongo_session_service.codec.record import HEAD, SessionRecord, check_needs
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     TurnTakenError,
@@ -42,13 +43,12 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.records import (
     Document,
     SessionKey,
-    StoredSession,
     TurnFence,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import NO_EVENTS
-from mongo_session_service.sessions.reads import missing_session_error
+from mongo_session_service.sessions.reads import head_query, missing_session_error
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
 from mongo_session_service.storage.statements import Query, TooLateError, Update
@@ -456,8 +456,7 @@ async def request_stop(storage: Storage, key: SessionKey, reason: str | None) ->
     turn = storage.lease("sessions", key.id, "turn.")
     if await turn.write_past_dead_holder(storage.commit(stopping)) == [1]:
         return True
-    head = Query("sessions", {"_id": key.id}, fields=(NEEDS,))
-    check_needs(await storage.find_one(head) or {})
+    check_needs(await storage.find_one(head_query(key)) or {})
     return False
 
 
@@ -523,13 +522,17 @@ async def find_last_turn(backends: Backends, key: SessionKey) -> TurnInfo | None
 
 async def _read_turns(storage: Storage, where: Document) -> list[TurnInfo]:
     fields = {
-        **dict.fromkeys(("turn", "create_time", NEEDS), 1),
+        **dict.fromkeys(("turn", *HEAD), 1),
         "is_free": lease_is_free(storage, "turn."),
     }
     (found,) = await storage.read(
         Query("sessions", where, then=({"$project": fields},))
     )
-    turns = [stored_turn(it, is_free=it["is_free"]) for it in with_known_needs(found)]
+    free = {repr(each["_id"]): each["is_free"] for each in found}
+    turns = [
+        each.turn_info(is_free=free[repr(each.id)])
+        for each in SessionRecord.read_all(found)
+    ]
     return [each for each in turns if each is not None]
 
 

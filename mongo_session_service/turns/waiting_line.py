@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.codec.documents import NEEDS, unknown_needs
+from mongo_session_service.codec.record import NEEDS, unknown_needs
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,

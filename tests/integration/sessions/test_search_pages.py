@@ -18,15 +18,23 @@ from pymongo import MongoClient
 from mongo_session_service import MongoSessionService
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.metadata import StoredDetails
 from mongo_session_service.sessions import search
 from mongo_session_service.sessions.branches import FAMILY
-from mongo_session_service.sessions.search import PagePosition, new_search
+from mongo_session_service.sessions.search import PagePosition
 from mongo_session_service.storage.snapshots import query_stages
 
 MOMENT = 1.8e9
 PLACE: Any = SimpleNamespace(routed=lambda filter_: filter_)
 AT_ONCE = 6
 """Sessions of an app that were created at the same moment."""
+
+
+def new_search(
+    app: str, user_id: Any, title: Any, labels: Any, where: Any, **options: Any
+) -> search.Search:
+    details = StoredDetails.given(is_new=True, title=title, labels=labels)
+    return search.new_search(app, user_id, details, where, **options)
 
 
 def explained(

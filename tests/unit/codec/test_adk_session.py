@@ -15,14 +15,18 @@ from mongo_session_service.codec.adk_session import (
     marker_of,
     to_session,
 )
-from mongo_session_service.model.records import Marker, SessionKey, StoredSession
+from mongo_session_service.codec.documents import StoredSession
+from mongo_session_service.codec.record import SessionRecord
+from mongo_session_service.model.records import Marker, SessionKey
 
 MARKER = Marker(3, 1.5)
 
 
 def stored() -> StoredSession:
     key = SessionKey("app", "user", "s")
-    return StoredSession(key, MARKER, 2.5, {"k": [1]}, [Event(author="a")])
+    times = {"create_time": MARKER.create_time, "update_time": 2.5}
+    record = SessionRecord(key, {"revision": MARKER.revision, **times})
+    return StoredSession(record, {"k": [1]}, [Event(author="a")])
 
 
 def validated(found: StoredSession) -> Session:
@@ -32,7 +36,7 @@ def validated(found: StoredSession) -> Session:
         id="s",
         state=found.state,
         events=found.events,
-        last_update_time=found.update_time,
+        last_update_time=found.record.updated,
     )
     mark(session, found.marker)
     return session

@@ -14,8 +14,7 @@ from mongo_session_service.model.metadata import (
     NO_DETAILS,
     NOT_GIVEN,
     Details,
-    changed_fields,
-    new_details,
+    StoredDetails,
 )
 
 NOW = 1.8e9
@@ -56,7 +55,8 @@ def created(
     ttl: object = None,
     expire_time: object = None,
 ) -> Details:
-    return new_details(title, labels, ttl, expire_time, NOW)
+    given = {"title": title, "labels": labels, "ttl": ttl, "expire_time": expire_time}
+    return StoredDetails.given(NOW, is_new=True, **given)
 
 
 def changed(
@@ -65,7 +65,8 @@ def changed(
     ttl: object = NOT_GIVEN,
     expire_time: object = NOT_GIVEN,
 ) -> dict[str, Any]:
-    return changed_fields(title, labels, ttl, expire_time, NOW)
+    given = {"title": title, "labels": labels, "ttl": ttl, "expire_time": expire_time}
+    return StoredDetails.given(NOW, **given).changed()
 
 
 @pytest.mark.parametrize(("details", "reason"), BAD)
@@ -86,10 +87,13 @@ def test_details_are_read_back_as_stored() -> None:
     """Details are the same after storage, and take no place if there are none."""
     details = created(title="T" * 1000, labels={"b": "", "a": "x" * 256}, ttl=MAX_TTL)
 
-    assert Details.from_document({"_id": "other", **details.to_document()}) == details
+    assert (
+        StoredDetails.from_document({"_id": "other", **details.to_document()})
+        == details
+    )
     assert details.to_document()["labels"][0] == {"name": "a", "value": "x" * 256}
     assert created(labels={}).to_document() == NO_DETAILS.to_document() == {}
-    assert Details.from_document({}) == NO_DETAILS
+    assert StoredDetails.from_document({}) == NO_DETAILS
 
 
 @pytest.mark.parametrize(

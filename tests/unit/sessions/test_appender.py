@@ -13,9 +13,11 @@ from support.function_calls import responded
 from support.writers import Database, Gate, until, writer_of
 
 from mongo_session_service.codec.adk_session import mark, to_session
+from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.model.limits import DEFAULT
-from mongo_session_service.model.records import Marker, SessionKey, StoredSession
+from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.sessions.appender import Appended, Appender
 
 
@@ -43,7 +45,8 @@ class Appends:
 
 def session_of(name: str) -> Session:
     key = SessionKey("app", "user", name)
-    return to_session(StoredSession(key, Marker(1, 1.0), 1.0, {}, []))
+    document = {"revision": 1, "create_time": 1.0, "update_time": 1.0}
+    return to_session(StoredSession(SessionRecord(key, document), {}, []))
 
 
 async def test_a_response_does_not_wait_for_room() -> None:

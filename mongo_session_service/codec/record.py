@@ -1,0 +1,544 @@
+"""Session record: a stored session, the only place that knows its document's fields.
+
+:meth:`SessionRecord.read` takes a document of the sessions collection apart, and
+:meth:`SessionRecord.change` puts an update of one together. A record holds the document
+as it was read; each field is decoded when it is asked for, so that a long list pays for
+what it shows. A part of a document makes a record as well, which has what was read.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from mongo_session_service.codec import bson_values
+from mongo_session_service.codec.bson_values import UnreadableError
+from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.waiting_calls import (
+    WAITING_FIELDS,
+    WaitingCalls,
+    decode_waiting,
+)
+from mongo_session_service.errors import SchemaVersionError, StorageError, quoted
+from mongo_session_service.model import metadata
+from mongo_session_service.model.metadata import (
+    BRANCH,
+    CONVERSATION,
+    DETAILS,
+    StoredDetails,
+)
+from mongo_session_service.model.records import Document, Marker, SessionKey
+from mongo_session_service.model.results import SessionSummary, TurnInfo
+
+logger = logging.getLogger(__name__)
+
+INITIAL: Final = "initial_state"
+"""Where a session keeps the state it began with."""
+
+LOG_BEGINS: Final = "log_begins"
+"""Where a session that was trimmed keeps the revision after which its log begins.
+
+Its initial state, as of then, is in the document before the log, under the same
+revision. Events up to it may still be there; they count as removed.
+"""
+
+TRIMMING: Final = "trimming"
+"""Where it keeps the revision after which such events may be there, if any may."""
+
+REDACTIONS: Final = "redactions"
+"""Where a session counts how often events of it were redacted."""
+
+FORKED_FROM: Final = "forked_from"
+"""Where a fork names the session it was made of, and what that one was made of.
+
+Each has a ``session_id``, its ``create_time``, and the last ``revision`` of it that the
+fork has as well. The nearest is first.
+"""
+
+COPIED_BY: Final = "copied_by"
+"""Where an event and a session have ``fork`` or ``import``, if that has stored them."""
+
+NEEDS: Final = "needs"
+"""Where a session, and each of its events, lists what a release must know to touch it.
+
+Whoever gives a session a need writes it into the events that are stored from then on,
+since readers of a change stream see no session. Most have none, and no such field.
+"""
+
+HEAD: Final = ("revision", "create_time", "update_time", NEEDS)
+"""What every record has, for aggregations that name the fields they keep."""
+
+STATES: Final = ("state", INITIAL)
+"""What a record is read without where no state is needed: the rest of it is short."""
+
+ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS, "create_time")
+"""What subscribers are told whenever one of these fields is changed."""
+
+LISTED: Final = (
+    *("state", "title", "revision", "create_time", "update_time"),
+    *("ttl", "expire_time", NEEDS),
+)
+"""What a long list of sessions is read with."""
+
+Origin: TypeAlias = tuple[str, float]
+"""A session that another is a fork of: its id and its creation time."""
+
+Value = TypeVar("Value")
+
+_NUMBER: Final = (int, float)
+_KEY: Final = SessionKey._fields
+
+
+def key_of(id_: Any, *more: str) -> SessionKey | None:
+    """Read a session's key from an ``_id`` that has ``more`` fields behind it.
+
+    None if it has others, as a document of another tool may.
+    """
+    if isinstance(id_, dict) and tuple(id_) == _KEY + more:
+        app_name, user_id, session_id, *_ = id_.values()
+        if type(app_name) is type(user_id) is type(session_id) is str:
+            return SessionKey(app_name, user_id, session_id)
+    return None
+
+
+class UnknownNeedError(UnreadableError, SchemaVersionError):
+    """A session needs what this release does not know; lists leave it out."""
+
+    def __init__(self, message: str) -> None:
+        StorageError.__init__(self, message)
+
+
+def check_needs(document: Document) -> None:
+    """Refuse a session, or an event of one, that needs what this release lacks.
+
+    The server's filter is :data:`queries.NEEDS_KNOWN`.
+    """
+    if NEEDS in document and (unknown := unknown_needs(document)):
+        raise UnknownNeedError(
+            f"Session {quoted(str(document['_id']['session_id']))} needs"
+            f" {', '.join(map(quoted, unknown))}, which this release does not know."
+            " Upgrade mongo-session-service."
+        )
+
+
+def unknown_needs(document: Document) -> list[str]:
+    """List what a session needs and this release does not know, which knows none."""
+    needs = document.get(NEEDS, [])
+    named = needs if isinstance(needs, list) else [needs]
+    return [str(each) for each in named]
+
+
+def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
+    """The turn of a session with these fields, of those that ``encode_turn`` makes."""
+    return TurnInfo(
+        *key,
+        epoch=epoch,
+        status=fields["status"],
+        since=fields["since"].replace(tzinfo=UTC),
+        host=fields["host"],
+        reason=fields.get("reason"),
+        error_type=fields.get("error"),
+        session_create_time=fields.get("create_time"),
+    )
+
+
+class _Stored(Generic[Value]):
+    """A field of a record that is fetched when it is asked for, and its default."""
+
+    def __init__(self, name: str, default: Value) -> None:
+        self.name, self.default = name, default
+
+    def __get__(self, record: SessionRecord, _: object) -> Value:
+        value: Value = record.document.get(self.name, self.default)
+        return value
+
+
+class SessionRecord:
+    """A stored session, or the part of it that was read; frozen."""
+
+    __slots__ = ("created", "document", "key", "revision", "updated")
+
+    created: float
+    revision: int
+    updated: float
+    redactions = _Stored[int](REDACTIONS, 0)
+    """How often events of it were redacted."""
+    expire_time = _Stored[object]("expire_time", None)
+    turn = _Stored[Document]("turn", {})
+    """The turn that it has, or had last; empty if it never had one."""
+    forked_from = _Stored[Sequence[Document]](FORKED_FROM, ())
+    initial = _Stored[Document](INITIAL, {})
+    """The state that its log begins with, as it is stored; empty if unknown."""
+
+    def __init__(self, key: SessionKey, document: Document) -> None:
+        """Of a document that is known to be one; others are given to :meth:`read`."""
+        self.key, self.document = key, document
+        # What every list asks for; of an announcement there is none.
+        found: Any = document
+        self.revision = found.get("revision")
+        self.created = found.get("create_time")
+        self.updated = found.get("update_time")
+
+    @classmethod
+    def read(cls, document: Document) -> SessionRecord:
+        """Take a document apart; one that is no session's is refused.
+
+        Raises:
+            UnknownNeedError: a later release has stored it.
+            UnreadableError: another tool has damaged it.
+        """
+        key = key_of(document["_id"])
+        if NEEDS in document:
+            check_needs(document)
+        record = cls(key, document) if key else None
+        # Spelt out, since a list asks it of each session.
+        if record is None or not (
+            isinstance(record.revision, int)
+            and isinstance(record.created, _NUMBER)
+            and isinstance(record.updated, _NUMBER)
+            and isinstance(document.get(LOG_BEGINS, 0), int)
+        ):
+            raise _unreadable(document["_id"])
+        return record
+
+    @classmethod
+    def of_any(cls, document: Document) -> SessionRecord:
+        """Of one to be removed, which may be damaged, but not a later release's."""
+        check_needs(document)
+        return cls(SessionKey(**document["_id"]), document)
+
+    @classmethod
+    def summarised(cls, summary: SessionSummary) -> SessionRecord:
+        """Of a summary, which has what a marker and a list need."""
+        key = SessionKey(summary.app_name, summary.user_id, summary.id)
+        renamed = {"update_time": summary.last_update_time}
+        return cls(key, {"_id": key.id, **dict(summary), **renamed})
+
+    @classmethod
+    def before_log(cls, document: Document) -> SessionRecord | None:
+        """Of the document before a trimmed log: what the session was then."""
+        key, begins = key_of(document["_id"], "revision"), log_begins(document)
+        if key is None or not begins:
+            return None
+        created = document["create_time"]
+        then = {"revision": begins, "update_time": created, "state": document[INITIAL]}
+        return cls(key, {**document, **then})
+
+    @classmethod
+    def find(cls, documents: Iterable[Document], now: float) -> SessionRecord | None:
+        """Read the first of what was found; None if that is no session, or is over."""
+        for document in documents:
+            if "revision" in document and not _is_over(document, now):
+                return cls.read(document)
+            check_needs(document)
+            return None
+        return None
+
+    @classmethod
+    def read_all(cls, documents: Iterable[Document]) -> Iterator[SessionRecord]:
+        """Read a list; leave out what cannot be read, with a warning."""
+        for document in documents:
+            try:
+                yield cls.read(document)
+            except UnreadableError as error:
+                leave_out(error)
+
+    # What it has.
+
+    @property
+    def id(self) -> Document:
+        id_: Document = self.document["_id"]
+        return id_
+
+    @property
+    def begins(self) -> int:
+        """The revision after which its log begins; 0 if it is whole."""
+        return log_begins(self.document)
+
+    @property
+    def event_count(self) -> int:
+        return self.revision - self.begins
+
+    @property
+    def most_stored(self) -> int:
+        """How many events of it are stored at most; an unfinished trim left some."""
+        removed: int = self.document.get(TRIMMING, self.begins)
+        return self.revision - removed
+
+    def is_visible(self, now: float) -> bool:
+        return not _is_over(self.document, now)
+
+    @property
+    def marker(self) -> Marker:
+        document = self.document
+        expires = document.get("expire_time") is not None
+        return Marker(self.revision, self.created, document.get("ttl"), expires)
+
+    @property
+    def details(self) -> StoredDetails:
+        """Its details; one that another tool has damaged is refused."""
+        try:
+            return StoredDetails.from_document(self.document)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            # The original may quote what is stored.
+            raise _unreadable(self.document["_id"]) from None
+
+    def waiting(self, hooks: Hooks) -> WaitingCalls:
+        """The calls that wait for people."""
+        return decode_waiting({**self.document, "_id": self.key.id}, hooks)
+
+    def turn_info(self, *, is_free: bool) -> TurnInfo | None:
+        """The turn that it has, abandoned if it is free, or had last, if any."""
+        turn = self.turn
+        fields = turn.get("ended")
+        if "holder" in turn:
+            stop = turn.get("stop")
+            running = "running" if stop is None else "stopping"
+            fields = {
+                "status": "abandoned" if is_free else running,
+                "since": turn["since"],
+                "host": turn["holder"]["host"],
+                **(stop or {}),
+            }
+        if fields is None:
+            return None
+        fields = {**fields, "create_time": self.document.get("create_time")}
+        return decode_turn(self.key, turn["epoch"], fields)
+
+    # Where it comes from.
+
+    @property
+    def family(self) -> Document:
+        """Its place in a family; empty without one, or if another tool damaged it."""
+        return metadata.place_in_family(self.document)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether its family shows another one."""
+        return "hidden" in self.family
+
+    def place_as_results(self) -> dict[str, Any]:
+        """Return its family's first session, and whether it is shown, or None each."""
+        family = self.family
+        shown = "hidden" not in family if family else None
+        return {"root_id": family.get("root"), "is_shown": shown}
+
+    @property
+    def has_conversation(self) -> bool:
+        """Whether its title, which may be removed, or others of these were ever set."""
+        return any(name in self.document for name in (*CONVERSATION, BRANCH))
+
+    @property
+    def conversation(self) -> Document:
+        """The details that whichever of a family is shown takes over; None for none."""
+        return {name: self.document.get(name) for name in CONVERSATION}
+
+    @property
+    def origins(self) -> dict[Origin, float]:
+        """The sessions that it is a fork of, and how many events it has of each."""
+        try:
+            return {
+                (it["session_id"], it["create_time"]): it["revision"]
+                for it in self.forked_from
+            }
+        except (KeyError, TypeError):  # another tool has damaged it
+            return {}
+
+    @property
+    def origins_in_family(self) -> dict[Origin, float]:
+        """Those of a branch that are of its family, the nearest first."""
+        found: dict[Origin, float] = {}
+        root = self.family.get("root")
+        if root in {None, self.key.session_id}:
+            return found
+        for origin, shared in self.origins.items():
+            found[origin] = shared
+            if origin[0] == root:
+                break
+        return found
+
+    @property
+    def parent_id(self) -> str | None:
+        """The session that a branch was made of; None for the root."""
+        return next((id_ for id_, _ in self.origins_in_family), None)
+
+    # Its state.
+
+    @property
+    def state(self) -> Document:
+        """Its own state, as it is stored."""
+        state = self.document.get("state")
+        if not isinstance(state, dict):
+            raise _unreadable(self.document["_id"])
+        return state
+
+    def own_state(self, hooks: Hooks) -> dict[str, Any]:
+        """Its own state as it is shown: its title is the display name in it.
+
+        With hooks that is left out, since titles are stored in clear.
+        """
+        state = self.document.get("state")
+        if not (isinstance(state, dict) and bson_values.is_decoded(state)):
+            try:
+                state = bson_values.decode_fields(self.state)
+            except UnreadableError:
+                what = f"The state of {Owner.of_session(self.key)}"
+                raise UnreadableError(what) from None
+        if not hooks.is_missing:
+            return hooks.loaded_state(state, Owner.of_session(self.key))
+        if "title" not in self.document:  # as most are in a long list
+            return state
+        return metadata.with_title(state, self.document["title"])
+
+    def with_initial(self, apart: Iterable[Document]) -> SessionRecord:
+        """The record with its initial state, which may be in the one before its log.
+
+        That may be of an earlier session of its id.
+        """
+        if INITIAL in self.document:
+            return self
+        # Without transactions, a crash or a trim may have come between the two.
+        named = ("create_time", LOG_BEGINS)
+        found = [
+            each.get(INITIAL, {})
+            for each in apart
+            if all(each.get(name) == self.document.get(name) for name in named)
+        ]
+        return self._with({INITIAL: found[0] if found else {}})
+
+    def as_of(self, revision: int, updated: float, state: Document) -> SessionRecord:
+        """An earlier version of it, without the title: that is today's, in no log."""
+        earlier = {"revision": revision, "update_time": updated, "state": state}
+        return self._with({**earlier, "title": None})
+
+    def at(self, revision: int) -> SessionRecord:
+        return self._with({"revision": revision})
+
+    def without_family(self) -> SessionRecord:
+        return self._with({BRANCH: {}})
+
+    def trimmed(self, log: list[Document]) -> list[Document]:
+        """Leave out the events that a trim is about to remove."""
+        if not (begins := self.begins):
+            return log
+        return [each for each in log if each["_id"]["revision"] > begins]
+
+    def _with(self, fields: Mapping[str, Any]) -> SessionRecord:
+        changed = {**self.document, **fields}
+        left = {name: it for name, it in changed.items() if it is not None}
+        return SessionRecord(self.key, left)
+
+    def summary(
+        self,
+        hooks: Hooks,
+        state: dict[str, Any] | None = None,
+        families: Mapping[str, int] | None = None,
+    ) -> SessionSummary:
+        """Summarise it, with its state if that is known, and its family's size."""
+        waiting, details, family = self.waiting(hooks), self.details, self.family
+        return SessionSummary(
+            id=self.key.session_id,
+            app_name=self.key.app_name,
+            user_id=self.key.user_id,
+            state=state,
+            revision=self.revision,
+            log_begins=self.begins,
+            create_time=self.created,
+            last_update_time=self.updated,
+            **details.as_results(),
+            waiting=waiting.named,
+            waiting_more=waiting.more,
+            root_id=family.get("root"),
+            branches=(families or {}).get(family.get("family", ""), 1),
+        )
+
+    # How it is written.
+
+    def expected(self, *names: str) -> Document:
+        """The filter that finds it only if these fields are as they were read."""
+        named = ("_id", "create_time", *names)
+        return {name: self.document.get(name) for name in named}
+
+    def announced(self) -> Document:
+        """What its subscribers are told whenever one of these fields is changed."""
+        kept = {name: self.document.get(name) for name in ANNOUNCED}
+        return {name: it for name, it in kept.items() if it is not None}
+
+    def change(
+        self,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        waiting: Document | None = None,
+        family: Mapping[str, Any] | None = None,
+        begins: int | None = None,
+        is_redaction: bool = False,
+    ) -> RecordChange:
+        """Change it: details by name, what waits, where its log begins; None ends one.
+
+        Where the log begins anew, the initial state is kept beside it from then on.
+        """
+        changed: Document = {**(fields or {}), **(waiting or {})}
+        if family is not None:
+            changed[BRANCH] = family
+        if begins is not None:
+            left = self.document.get(TRIMMING, self.begins)
+            changed |= {LOG_BEGINS: begins, TRIMMING: left, INITIAL: None}
+        counted = {REDACTIONS: 1} if is_redaction else {}
+        return RecordChange(self, changed, counted)
+
+
+class RecordChange(NamedTuple):
+    """A change of a session: what is written, and what it is from then on."""
+
+    before: SessionRecord
+    fields: Mapping[str, Any]
+    counted: Mapping[str, int] = {}
+
+    @property
+    def update(self) -> Document:
+        return fields_update(self.fields, self.counted)
+
+    @property
+    def after(self) -> SessionRecord:
+        return self.before._with(self.fields)  # noqa: SLF001
+
+
+def fields_update(
+    fields: Mapping[str, Any], counted: Mapping[str, int] | None = None
+) -> Document:
+    """Build a change that sets fields, and removes those that are None."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    removed = {name: "" for name, value in fields.items() if value is None}
+    changes = {"$set": kept, "$unset": removed, "$inc": counted or {}}
+    return {operator: change for operator, change in changes.items() if change}
+
+
+def is_placeholder(document: Document) -> bool:
+    """True of a tombstone and of a reservation, which have no revision."""
+    return "revision" not in document
+
+
+def _is_over(document: Document, now: float) -> bool:
+    expires = document.get("expire_time", math.inf)
+    return isinstance(expires, _NUMBER) and expires <= now
+
+
+def log_begins(document: Mapping[str, Any]) -> int:
+    """The revision after which the log begins that a document is of, or precedes."""
+    begins = document.get(LOG_BEGINS, 0)
+    return begins if isinstance(begins, int) else 0
+
+
+def leave_out(error: UnreadableError) -> None:
+    logger.warning("A session is missing from a list. %s", error)
+
+
+def _unreadable(id_: Any) -> UnreadableError:
+    """Return the error that names a session as well as its ``_id`` allows."""
+    name = id_.get("session_id") if isinstance(id_, dict) else None
+    return UnreadableError(
+        f"Session {quoted(name)}" if isinstance(name, str) else "A session"
+    )
