@@ -113,7 +113,7 @@ class Backends:
         self._init_process_state()
 
     def _init_process_state(self) -> None:
-        """Initialise what is not pickled: the lock, open backends, clock and cache."""
+        """Initialise what a fork shares with nobody: lock, backends, clock, cache."""
         self._is_checked = False
         self._build: asyncio.Task[None] | None = None
         self.pid = os.getpid()
@@ -129,23 +129,6 @@ class Backends:
         self._sweeps = SweepSchedule.of_limits(self._settings.limits)
         limit = self._read_cache_bytes
         self._read_cache = ReadCache(limit) if limit else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._uri is None:
-            message = (
-                "A service with a borrowed client cannot be pickled; build it from a"
-                " URI instead."
-            )
-            raise ConfigurationError(message)
-        kept = (
-            *("_uri", "_client", "_settings", "_read_cache_bytes"),
-            *("_is_set_up", "_missing"),
-        )
-        return {name: getattr(self, name) for name in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._init_process_state()
 
     @property
     def limits(self) -> Limits:

@@ -301,15 +301,12 @@ class MongoSessionService(BaseSessionService):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_consumers"]  # they stay where they are, and cannot be pickled
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._consumers = weakref.WeakSet()
-        observe(self)
+    @override
+    def __reduce__(self) -> str:
+        raise ConfigurationError(
+            "A MongoSessionService cannot be pickled. Build one from its URI in each"
+            " process."
+        )
 
     @override
     @traced

@@ -355,9 +355,6 @@ class Feeds:
         self.backends = backends
         self._counters = Counters()
 
-    def __reduce__(self) -> tuple[type[Feeds], tuple[Backends]]:
-        return type(self), (self.backends,)
-
     def feed_of(self, backend: Backend) -> Feed:
         return backend.part(Feed, backend, self._counters)
 

@@ -344,9 +344,6 @@ class LeaseRenewer:
     def __init__(self) -> None:
         self._forget_leases()
 
-    def __reduce__(self) -> tuple[type[LeaseRenewer], tuple[()]]:
-        return type(self), ()  # no lease is held where it is unpickled
-
     def _forget_leases(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()

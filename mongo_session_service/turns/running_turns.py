@@ -458,9 +458,6 @@ class RunningTurns:
         self._closing = 0
         """How many calls close the service now."""
 
-    def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
-        return type(self), (self.backends,)  # none runs where it is unpickled
-
     async def start(self, running: RunningTurn) -> None:
         """Begin a turn, and watch for requests to stop it."""
         if self._closing:

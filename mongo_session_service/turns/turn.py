@@ -89,10 +89,6 @@ class Turns:
         self.renewer = renewer
         self.database_name = database_name
 
-    def __reduce__(self) -> tuple[type[Turns], tuple[Backends, LeaseRenewer, str]]:
-        # No turn is held where it is unpickled.
-        return type(self), (self.backends, self.renewer, self.database_name)
-
     def held_turn(self, key: SessionKey) -> Turn | None:
         """Find the session's turn that the caller is in; raise if it was stopped."""
         own = [each for each in _held.get() if each.key == key and each.turns is self]

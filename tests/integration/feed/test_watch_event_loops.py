@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -233,15 +232,3 @@ async def test_borrowed_clients(
     closing = client.close()
     if make is AsyncMongoClient:
         await closing
-
-
-async def test_a_pickled_service_can_watch(service: MongoSessionService) -> None:
-    """A copy sent elsewhere has a feed of its own, whatever the original's does."""
-    session = await service.create_session(**SESSION)
-    async with Follower(service.watch(APP, USER, ID)) as follower:
-        copy = pickle.loads(pickle.dumps(service))
-        assert not copy.feed_stats().is_running
-        async with copy, Follower(copy.watch(APP, USER, ID)) as other:
-            await service.append_event(session, new_event())
-            await other.reached(1)
-            await follower.reached(1)

@@ -18,7 +18,7 @@ from google.adk.events import Event, EventActions
 from pymongo import MongoClient
 from support.failpoints import connections, victim_uri
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import ConfigurationError, MongoSessionService
 
 IDS = {"app_name": "app", "user_id": "user"}
 THREADS = 10
@@ -156,21 +156,18 @@ def test_close_reaches_clients_of_other_running_loops(
     thread.join()
 
 
-def test_a_pickled_service_works(shared: MongoSessionService) -> None:
-    """A service built from a URI can be sent to another process."""
+def test_a_service_is_not_pickled(shared: MongoSessionService) -> None:
+    """Whoever sends one to another process is told what to send instead."""
     asyncio.run(use(shared, "s1"))
 
-    copy = pickle.loads(pickle.dumps(shared))
-
-    assert asyncio.run(copy.get_session(**IDS, session_id="s1")) == asyncio.run(
-        shared.get_session(**IDS, session_id="s1")
-    )
+    with pytest.raises(ConfigurationError, match="from its URI in each process"):
+        pickle.dumps(shared)
 
 
 PROGRAM = """
 import asyncio, os, sys
 from google.adk.events import Event
-from mongo_session_service import MongoSessionService
+from mongo_session_service import ConfigurationError, MongoSessionService
 
 service = MongoSessionService(sys.argv[1], database=sys.argv[2])
 

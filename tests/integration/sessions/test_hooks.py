@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -218,17 +217,6 @@ async def test_shared_state_is_loaded_once(mongodb_uri: str, database: str) -> N
     assert [each.state["app:a"] for each in others] == [[2]] * 4
     assert [each.state["user:u"] for each in others] == [[1]] * 4
     assert sorted(map(str, loaded)) == ["app:a", *["own"] * 5, "user:u"]
-
-
-async def test_hooks_go_where_the_service_goes(
-    sealed: MongoSessionService,
-) -> None:
-    """A service that is pickled takes its hooks along."""
-    session = await sealed.create_session(**KEY, state=STATE)
-    async with pickle.loads(pickle.dumps(sealed)) as other:
-        await other.append_event(session, canary_event())
-        assert await other.get_session(**KEY) == session
-    assert await sealed.get_session(**KEY) == session
 
 
 async def test_events_are_not_read_without_their_hook(
