@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date
@@ -17,7 +17,6 @@ from mongo_session_service.backend import Stage
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.wording import counted, duration_text
 from mongo_session_service.schema import setup
-from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import server
 from mongo_session_service.storage.clients import topology_of
@@ -106,22 +105,6 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     if members == 1:
         text = f"{text}, so no other takes over if it fails"
     return Finding(check, Status.OK, text)
-
-
-def judge_shards(keys: Mapping[str, Document | None]) -> Finding:
-    check, text = "replica set", "a sharded cluster, behind mongos"
-    if wrong := [name for name, key in keys.items() if key not in (None, SHARD_KEY)]:
-        key = ", ".join(SHARD_KEY)
-        text = f"{text}; another shard key than {key}: {_names(wrong)}"
-        remedy = "Reshard them: each call for one user is sent to every shard."
-        return Finding(check, Status.WARNING, text, remedy)
-    if whole := [name for name, key in keys.items() if key is None]:
-        return Finding(check, Status.OK, f"{text}; on one shard: {_names(whole)}")
-    return Finding(check, Status.OK, f"{text}; sharded: {_names(keys)}")
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
 
 
 def judge_transaction(seconds: float | None, lifetime: int | None = None) -> Finding:
@@ -235,7 +218,8 @@ async def _check_server(storage: Storage) -> Finding:
 async def _check_members(storage: Storage) -> Finding:
     hello = await server.examined_hello(storage)
     if server.is_mongos(hello):
-        return judge_shards(await _shard_keys(storage))
+        text = "a sharded cluster, behind mongos"
+        return Finding("replica set", Status.OK, text)
     servers = topology_of(storage.client).server_descriptions()
     lost = [
         f"{host}:{port}"
@@ -243,19 +227,6 @@ async def _check_members(storage: Storage) -> Finding:
         if each.server_type_name == "Unknown"
     ]
     return judge_members(hello, lost)
-
-
-async def _shard_keys(storage: Storage) -> dict[str, Document | None]:
-    keys: dict[str, Document | None] = {}
-    for name in SHARDED:
-        collection = f"{storage.prefix}{name}"
-        where = {"_id": f"{storage.database.name}.{collection}"}
-        command = {"find": "collections", "filter": where, "limit": 1}
-        reply = await storage.command(command, database="config")
-        found: list[Document] = reply["cursor"]["firstBatch"]
-        is_whole = not found or found[0].get("unsplittable", False)
-        keys[collection] = None if is_whole else found[0]["key"]
-    return keys
 
 
 async def _check_transactions(storage: Storage) -> Finding:

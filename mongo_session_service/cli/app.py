@@ -21,21 +21,19 @@ from mongo_session_service import errors
 from mongo_session_service._version import __version__
 from mongo_session_service.cli.change_commands import (
     erase,
-    fork,
     prune,
     redact,
     set_session,
     trim,
 )
 from mongo_session_service.cli.consumer_commands import consumers
-from mongo_session_service.cli.follow_commands import live, turns, watch
+from mongo_session_service.cli.follow_commands import live, watch
 from mongo_session_service.cli.inspect_commands import sessions, show, storage
 from mongo_session_service.cli.server_commands import (
     doctor,
     grants,
     mongod,
     setup,
-    shard,
 )
 from mongo_session_service.cli.terminal import (
     DEBUG_HINT,
@@ -57,10 +55,10 @@ Exit codes:
 """
 
 _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
-    "Look at sessions": (sessions, show, storage, turns, watch, live),
-    "Change sessions": (set_session, fork, redact, trim, prune, erase),
+    "Look at sessions": (sessions, show, storage, watch, live),
+    "Change sessions": (set_session, redact, trim, prune, erase),
     "Move sessions": (import_, verify_, export_),
-    "Run MongoDB": (setup, grants, doctor, shard, mongod),
+    "Run MongoDB": (setup, grants, doctor, mongod),
     "Run consumers": (consumers,),
 }
 """The commands, by the headings of the help."""

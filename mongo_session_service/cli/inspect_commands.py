@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mongo_session_service.admin.stored_contents import LoggedEvent
     from mongo_session_service.changes.change import Change
     from mongo_session_service.model.metadata import Details
-    from mongo_session_service.model.results import SessionSummary
+    from mongo_session_service.model.results import SessionSummary, TurnInfo
     from mongo_session_service.service import MongoSessionService
 
 _PAGE: Final = 1000
@@ -41,6 +41,11 @@ _KIND_STYLES: Final = {
     "state": terminal.WARNING,
     "updated": terminal.WARNING,
     "deleted": terminal.BAD,
+}
+_TURN_STYLES: Final = {
+    "running": terminal.GOOD,
+    "stopping": terminal.WARNING,
+    "abandoned": terminal.BAD,
 }
 _NAME: Final = 13
 """Columns of an author, so that texts begin in one of their own."""
@@ -69,6 +74,11 @@ _LONG: Final = 500
 )
 @click.option("--waiting", is_flag=True, help="Only those that wait for a person.")
 @click.option(
+    "--running",
+    is_flag=True,
+    help="Only those whose turn runs, in any process, or is abandoned.",
+)
+@click.option(
     "--order",
     "order_by",
     type=click.Choice(["create_time", "update_time"]),
@@ -88,13 +98,21 @@ _LONG: Final = 500
 @options.as_json
 @options.with_address
 async def sessions(
-    address: options.ServiceAddress, app: str | None, limit: int, **filters: Any
+    address: options.ServiceAddress,
+    app: str | None,
+    limit: int,
+    *,
+    running: bool,
+    **filters: Any,
 ) -> None:
     """Lists an app's sessions, or without --app the apps.
 
     With --user alone, it lists the apps that have sessions or state of this user.
     It lists the sessions that have exactly this title, and all of these labels and
     values. For --title-contains, MongoDB reads the sessions of the app, or of --user.
+    With --running, it lists turns, also of all apps. A turn is abandoned if its process
+    has died: the session's next turn, or recover_turns(), answers the calls that it has
+    left open.
     State is neither read nor shown. If the application seals state with before_store,
     --where compares with the sealed values.
 
@@ -102,16 +120,21 @@ async def sessions(
     Example:
       mongo-session-service sessions
       mongo-session-service sessions --user ada
+      mongo-session-service sessions --running
       mongo-session-service sessions --app my_app --label stage=test
       mongo-session-service sessions --app my_app --waiting
       mongo-session-service sessions --app my_app --where 'city="Turin"' --json
       mongo-session-service sessions --app my_app --user ada --order update_time
     """
     given = [name for name, value in filters.items() if value and name != "user"]
-    if app is None and given:
+    if given and (app is None or running):
         name = given[0].removesuffix("s").removesuffix("_by").replace("_", "-")
-        raise click.UsageError(f"--{name} needs --app.")
+        wrong = "cannot be given with --running" if running else "needs --app"
+        raise click.UsageError(f"--{name} {wrong}.")
     async with address.open_service() as service:
+        if running:
+            await _show_running(address, service, app, filters["user"])
+            return
         if app is None:
             await _show_apps(address, service, filters["user"])
             return
@@ -167,6 +190,37 @@ async def _show_apps(
         for each in found
     ]
     terminal.show(terminal.table(rows))
+
+
+async def _show_running(
+    address: options.ServiceAddress,
+    service: MongoSessionService,
+    app: str | None,
+    user: str | None,
+) -> None:
+    options.check_key(app, user)
+    found = await service.find_turns(app_name=app, user_id=user)
+    if terminal.shared_options().json:
+        for each in found:
+            terminal.show_public_json(each._asdict())
+    elif found:
+        terminal.print_remark(f"Running turns in {address.location}:")
+        terminal.show(terminal.table([_turn_row(each) for each in found]))
+    else:
+        terminal.print_remark(f"No turn is running in {address.location}.")
+
+
+def _turn_row(turn: TurnInfo) -> dict[str, Text]:
+    ago = duration_text(time.time() - turn.since.timestamp())
+    return {
+        "SESSION": styled(turn.session_id, "bold"),
+        "USER": styled(turn.user_id),
+        "APP": styled(turn.app_name),
+        "STATUS": styled(turn.status, _TURN_STYLES[turn.status]),
+        "SINCE": styled(f"{ago} ago"),
+        "HOST": styled(turn.host),
+        "WHY": styled(turn.reason or ""),
+    }
 
 
 async def _show_sessions(

@@ -157,10 +157,6 @@ def parse_label(text: str) -> tuple[str, str]:
     return _split_assignment(text, "NAME=VALUE", "stage=test")
 
 
-def parse_zone(text: str) -> tuple[str, str]:
-    return _split_assignment(text, "APP=ZONE", "support=europe")
-
-
 def combine_decorators(
     *decorators: Callable[[Command], Command],
 ) -> Callable[[Command], Command]:

@@ -205,41 +205,6 @@ def grants(features: list[str], name: str | None) -> None:
         click.echo(script(role).rstrip())
 
 
-@click.command(short_help="Prints how to spread the data over shards.")
-@options.uri_argument
-@click.option(
-    "--plan",
-    is_flag=True,
-    expose_value=False,
-    help="Accepted for scripts: the command prints, and does nothing else.",
-)
-@click.option(
-    "--zone",
-    "zones",
-    type=options.parse_zone,
-    multiple=True,
-    metavar="APP=ZONE",
-    help="Keep an app on the shards of a zone; repeatable.",
-)
-@options.address_options
-def shard(zones: list[tuple[str, str]]) -> None:
-    """Prints a script for mongosh that shards the collections which grow with users.
-
-    Each user's sessions, events and state have the same shard key. The script creates
-    the indexes that the key needs, and can be run again. This command itself connects
-    to nothing.
-
-    \b
-    Example:
-      mongo-session-service shard --database adk > shard.js
-      mongo-session-service shard --zone support=europe > shard.js
-    """
-    from mongo_session_service.schema import sharding
-
-    database, prefix = options.database_and_prefix()
-    click.echo(sharding.script(database, prefix, zones).rstrip())
-
-
 @click.command()
 @click.option(
     "--members",

@@ -1,4 +1,4 @@
-"""The commands that change what is stored: ``fork``, ``set``, ``erase``, ``trim``."""
+"""The commands that change what is stored: ``set``, ``erase``, ``trim``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from google.adk.events import Event
 from google.genai import types
 from pymongo import MongoClient
 from support.cli_runner import call, start
-from support.encryption_hooks import KEY, SEALED, STATE, canary_event
 from support.fake_clock import Clock
 from support.forked_processes import CTRL_C, on_a_terminal
 from support.long_sessions import left_in, store_long_session
@@ -36,45 +35,6 @@ async def fill(service: MongoSessionService, events: int = 2, **details: Any) ->
     session = await service.create_session(**IDS, state={"user:name": "x"}, **details)
     for number in range(events):
         await service.append_event(session, Event(author=f"a{number}"))
-
-
-async def test_a_fork_has_the_events_asked_for(
-    service: MongoSessionService, at: tuple[str, ...]
-) -> None:
-    """It prints the new session's id; an id that is taken is refused."""
-    await fill(service)
-
-    whole = call("fork", *WHO, *at)
-    part = call("fork", *WHO, "--at", "1", "--id", "part", "--json", *at)
-    taken = call("fork", *WHO, "--id", "part", *at)
-    beyond = call("fork", *WHO, "--at", "3", *at)
-
-    new = whole.stdout.strip()
-    copy = await service.get_session(**IDS | {"session_id": new})
-    assert copy is not None
-    assert len(copy.events) == 2
-    assert json.loads(part.stdout) == {**IDS, "session_id": "part", "revision": 1}
-    assert (taken.returncode, beyond.returncode) == (1, 1)
-    assert "Choose another with --id." in taken.stderr
-    assert "is at revision 2" in beyond.stderr
-
-
-async def test_a_fork_reads_no_content(
-    mongodb_uri: str, database: str, at: tuple[str, ...]
-) -> None:
-    """What only the application can read is forked by a command that cannot."""
-    service = MongoSessionService(mongodb_uri, database=database, **SEALED)
-    async with service:
-        session = await service.create_session(**KEY, state=STATE)
-        await service.append_event(session, canary_event())
-
-        done = call("fork", *KEY.values(), "--id", "copy", *at)
-
-        copy = await service.get_session(**KEY | {"session_id": "copy"})
-    assert (done.returncode, done.stdout) == (0, "copy\n")
-    assert copy is not None
-    assert copy.events == session.events
-    assert copy.state == session.state
 
 
 async def test_set_changes_only_the_given_fields(
@@ -349,7 +309,6 @@ def test_a_dry_setup_names_what_it_would_create(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["fork", *WHO], 1, "Session 's' not found."),
         (["show", "my app", "u", "s"], 1, "sessions --app 'my app'` lists them."),
         (["set", *WHO, "--title", "x"], 1, "Session 's' not found."),
         (["set", *WHO], 2, "Nothing to set"),

@@ -1,11 +1,11 @@
-"""The commands ``turns`` and ``turns stop``: what runs anywhere, and its stop."""
+"""Turns in a terminal: ``sessions --running``, and what ``show`` prints of the last."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
@@ -18,8 +18,6 @@ from support.one_session import IDS
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import MongoSessionService, RunningTurn
-from mongo_session_service.cli.follow_commands import STYLES
-from mongo_session_service.model.results import TurnPhase
 
 BOB = {"app_name": "shop", "user_id": "bob", "session_id": "\x1b[2J"}
 
@@ -44,48 +42,39 @@ async def running(service: MongoSessionService) -> RunningTurn:
     )
 
 
-def listed(*arguments: str) -> list[tuple[str, str, str, str]]:
-    """The sessions and statuses of the turns that it lists as JSON."""
-    lines = map(json.loads, call("turns", "--json", *arguments).stdout.splitlines())
-    return [(*(each[name] for name in IDS), each["status"]) for each in lines]  # type: ignore[misc]
+def listed(*arguments: str) -> list[dict[str, Any]]:
+    """The turns that it lists as JSON."""
+    done = call("sessions", "--running", "--json", *arguments)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-async def test_turns_are_listed_and_stopped(
+async def test_running_turns_are_listed(
     service: MongoSessionService,
     at: tuple[str, ...],
     running: RunningTurn,
     database: str,
     admin: MongoClient[Any],
 ) -> None:
-    """By app, user and status; another process runs the turn that the command stops."""
+    """Of every process, also abandoned ones; by app and user, until they end."""
     await service.create_session(**IDS)
     await abandon_turn(service, database, admin)
-    ada, bob = tuple(IDS.values()), tuple(BOB.values())
 
-    table = await asyncio.to_thread(run, "turns", *at)
+    table = await asyncio.to_thread(run, "sessions", "--running", *at)
+    both, (bobs,) = listed(*at), listed(*at, "--app", "shop", "--user", "bob")
+    await service.stop_turn(**BOB, reason="too expensive")
+    await running.wait_end()
+    ended = listed(*at, "--app", "shop")
+
     assert [line.split()[:4] for line in table.stdout.splitlines()] == [
         ["SESSION", "USER", "APP", "STATUS"],
         ["s", "user", "app", "abandoned"],
         [r"\x1b[2J", "bob", "shop", "running"],
     ]
-    assert listed(*at) == [(*ada, "abandoned"), (*bob, "running")]
-    assert listed(*at, "--app", "shop", "--user", "bob") == [(*bob, "running")]
-    assert listed(*at, "--status", "abandoned") == [(*ada, "abandoned")]
-    assert listed(*at, "--app", "shop", "--status", "abandoned") == []
-
-    stop = ("turns", "stop", *bob, "--reason", "too expensive", *at)
-    stopped = await asyncio.to_thread(run, *stop)
-    assert (stopped.returncode, stopped.stdout) == (0, "")
-    assert stopped.stderr == "The turn of session \\x1b[2J is stopping.\n"
-    await running.wait_end()
-
-    again = call(*stop, "--json")
-    assert json.loads(again.stdout) == {**BOB, "was_running": False}
-    over = call("turns", "--status", "stopped", "--json", *at)
-    (turn,) = map(json.loads, over.stdout.splitlines())
-    assert (turn["epoch"], turn["reason"]) == (1, "too expensive")
-    assert datetime.fromisoformat(turn["since"]).tzinfo is not None
-    assert "too expensive" in call("turns", "--status", "stopped", *at).stdout
+    assert [each["status"] for each in both] == ["abandoned", "running"]
+    assert {name: bobs[name] for name in BOB} == BOB
+    assert (bobs["epoch"], bobs["status"]) == (1, "running")
+    assert datetime.fromisoformat(bobs["since"]).tzinfo is not None
+    assert ended == []
 
 
 @pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
@@ -114,19 +103,12 @@ async def test_a_session_is_shown_with_the_end_of_its_last_turn(
     assert "\nLast turn: cut off: its process died\n" in after.stdout
 
 
-def test_every_status_can_be_asked_for() -> None:
-    """The option has all that a turn can have, with a style of its own."""
-    assert set(STYLES) == set(get_args(TurnPhase))
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["turns"], 0, "There are no such turns in database "),
-        (["turns", "--user", "ada"], 2, "--user needs --app."),
-        (["turns", "--status", "lost"], 2, "'abandoned'"),
-        (["turns", "stop", "app", "ada"], 2, "Missing argument 'SESSION'"),
-        (["turns", "stop", "app", "ada", "s"], 1, "sessions --app app` lists them"),
+        ([], 0, "No turn is running in database "),
+        (["--user", "ada"], 2, "--user needs --app."),
+        (["--app", "a", "--waiting"], 2, "--waiting cannot be given with --running."),
     ],
 )
 def test_on_a_wrong_database_nothing_is_created(
@@ -137,8 +119,8 @@ def test_on_a_wrong_database_nothing_is_created(
     code: int,
     says: str,
 ) -> None:
-    """Mistakes are explained, and there is nothing to list or to stop."""
-    done = call(*arguments, *at)
+    """Mistakes are explained, and there is nothing to list."""
+    done = call("sessions", "--running", *arguments, *at)
 
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr

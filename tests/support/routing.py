@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
-
 Document = dict[str, Any]
+
+SHARD_KEY = {"_id.app_name": 1, "_id.user_id": 1}
+SHARDED = ("sessions", "events", "user_states", "partials")
+"""What `docs/operations/sharding.md` has an administrator shard, and by what."""
 
 
 class Access(NamedTuple):

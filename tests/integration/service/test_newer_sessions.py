@@ -442,20 +442,18 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "sessions": (("--app", "app"), 0),
     "show": (OF_IT, 1),
     "set": ((*OF_IT, "--title", "x"), 1),
-    "fork": (OF_IT, 1),
     "redact": ((*OF_IT, "--invocation", "i", "--yes"), 1),
     "trim": (("app", "--older-than", "1s"), 0),
     "prune": (("--idle-for", "0.001s", "--dry-run"), 0),
     "erase": ((*OF_IT, "--yes"), 1),
     "watch": (("--app", "app", "--user", "user", "--session", "newer"), 1),
-    "turns stop": (OF_IT, 1),
     "export": ((), 1),
 }
 """The arguments of each command that looks at sessions, and its exit code."""
 
 OTHER_COMMANDS = {
-    *("setup", "grants", "doctor", "shard", "mongod", "storage"),  # of no session
-    *("turns", "live", "consumers", "import", "verify"),  # their methods are above
+    *("setup", "grants", "doctor", "mongod", "storage"),  # of no session
+    *("live", "consumers", "import", "verify"),  # their methods are above
 }
 
 

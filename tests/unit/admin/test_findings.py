@@ -13,12 +13,10 @@ from mongo_session_service.admin.doctor import (
     judge_oplog,
     judge_privileges,
     judge_server,
-    judge_shards,
     judge_transaction,
 )
 from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.schema.sharding import SHARD_KEY
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
 DAY = 86400.0
@@ -59,9 +57,6 @@ def test_a_server_that_gets_fixes_is_well(version: str) -> None:
         (judge_members(SET, []), OK, "3 members"),
         (judge_members({**SET, "hosts": ["a:1"]}, []), OK, "no other takes over"),
         (judge_members(SET, ["c:1"]), WARNING, "unreachable: c:1"),
-        (judge_shards({"s": SHARD_KEY, "e": SHARD_KEY}), OK, "sharded: e, s"),
-        (judge_shards({"s": SHARD_KEY, "e": None}), OK, "on one shard: e"),
-        (judge_shards({"s": {"_id": 1}, "e": None}), WARNING, "_id.user_id: s"),
         (judge_members({}, []), FAILED, "standalone"),
         (judge_transaction(0.0021), OK, "2.1 ms"),
         (judge_transaction(0.0021, 60), OK, "for up to 90 s: if that is too long, set"),
