@@ -212,6 +212,8 @@ class PartialWriter:
         self._unwritten: list[RawBSONDocument] = []
         """Documents that a failed write has left."""
         self._writing = asyncio.Lock()
+        self._is_last = asyncio.Event()
+        """Set once nothing more is to be written: it waits for nothing then."""
         self._task: asyncio.Task[None] | None = None
 
     def write_soon(self, queue: PartialQueue, backends: Backends) -> None:
@@ -230,6 +232,7 @@ class PartialWriter:
 
     async def finish(self, limit: float) -> None:
         """Write what is left, for ``limit`` seconds at most; the rest is lost."""
+        self._is_last.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=limit)
             self._task.cancel()
@@ -252,7 +255,12 @@ class PartialWriter:
                 self._queues.update(dict.fromkeys(ended))
             elif ended:
                 await _remove_gone(storage, [each.turn for each in ended])
-            await asyncio.sleep(limits.partial_seconds)
+            if self._unwritten:
+                await asyncio.sleep(limits.partial_seconds)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(limits.partial_seconds):
+                        await self._is_last.wait()
 
     async def _write(self, storage: Storage) -> None:
         """Write all that is encoded; after a failure that passes it is kept."""

@@ -472,6 +472,21 @@ async def test_partials_are_deleted_with_their_session(
     await running.stop()
 
 
+@pytest.mark.limits(partial_seconds=3600)
+async def test_a_service_that_closes_writes_the_end_at_once(
+    service: MongoSessionService,
+    running: RunningTurn,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """However long the pause between two writes is."""
+    partials = admin[database]["partials"]
+    await until(lambda: partials.count_documents({"status": "running"}))
+    await running.stop()
+    await service.close()
+    assert partials.count_documents({"status": "stopped"}) == 1
+
+
 async def test_the_death_of_a_turn_is_received(
     elsewhere: MongoSessionService,
     service: MongoSessionService,
