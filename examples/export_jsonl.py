@@ -1,23 +1,15 @@
-"""Write all sessions to a JSON Lines file, and hand them to another session service.
+"""Write all sessions to a JSON Lines file, and read it back.
 
 The export is in clear and without loss: imported elsewhere and exported again, it is
-the same file. The other service may be any of ADK's.
+the same file.
 """
 
 import argparse
 import asyncio
 import os
 
-from google.adk.sessions import InMemorySessionService
-
 from mongo_session_service import MongoSessionService
-from mongo_session_service.transfer import (
-    JsonLinesSource,
-    StoreSource,
-    export,
-    hand_over,
-    verify,
-)
+from mongo_session_service.transfer import JsonLinesSource, StoreSource, export, verify
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 
@@ -29,10 +21,6 @@ async def main(path: str) -> None:
         async with JsonLinesSource(path) as lines:
             verified = await verify(lines, source, on_difference=print)
         print(f"Read back, and compared. Different: {verified.differences}.")
-
-        other = InMemorySessionService()
-        given = await hand_over(source, other)
-        print(f"Handed over: sessions {given.sessions}, events {given.events}.")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from mongo_session_service.transfer.export_file import (
     JsonLinesSource,
     export,
 )
-from mongo_session_service.transfer.handover import HandedOver, hand_over
 from mongo_session_service.transfer.importer import Moved, Policies, move
 from mongo_session_service.transfer.sources import (
     EVERYTHING,
@@ -37,7 +36,6 @@ __all__ = [
     "AdkMongoDbSource",
     "ConflictError",
     "Exported",
-    "HandedOver",
     "JsonLinesSource",
     "Moved",
     "Policies",
@@ -52,7 +50,6 @@ __all__ = [
     "TransferError",
     "Verified",
     "export",
-    "hand_over",
     "move",
     "verify",
 ]

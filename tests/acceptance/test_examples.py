@@ -46,10 +46,7 @@ PAID = "['user', 'payments', 'shop_agent'] {'is_paid': True}"
 SEALED = "MongoDB holds: {'sealed': 'gAAAA"
 SAME = "Compared: 3. Different: 0."
 SEARCHED = ["Found: ['I live in Lisbon.']", "When it is deleted: []"]
-EXPORTED = [
-    "Read back, and compared. Different: 0.",
-    "Handed over: sessions 1, events 1.",
-]
+EXPORTED = ["Read back, and compared. Different: 0."]
 PRINTED = {
     "quickstart.py": (["Run 1. Events stored: 1."], ["Run 2. Events stored: 2."]),
     "adk_runner.py": (

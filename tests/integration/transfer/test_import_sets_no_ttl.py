@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from google.adk.sessions import InMemorySessionService
 from pymongo import MongoClient
 from support.transfers import IDS, say
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.transfer import (
-    Problem,
-    ServiceSource,
-    hand_over,
-    move,
-    verify,
-)
+from mongo_session_service.transfer import Problem, ServiceSource, move, verify
 
 
-@pytest.mark.parametrize("transfer", [move, hand_over])
 async def test_moved_sessions_have_no_end(
-    transfer: Any, mongodb_uri: str, database: str, admin: MongoClient
+    mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """Neither `move` nor `hand_over` applies the default; both verify as equal."""
+    """The default is for new sessions; they verify as equal."""
     old = InMemorySessionService()
     await old.create_session(**IDS)
     await say(old, "hello")
@@ -32,7 +22,7 @@ async def test_moved_sessions_have_no_end(
         MongoSessionService(mongodb_uri, database=database, default_ttl=60) as service,
         ServiceSource(old, ["weather"]) as source,
     ):
-        await transfer(source, service)
+        await move(source, service)
         target = ServiceSource(service, ["weather"])
         await verify(source, target, on_difference=found.append)
 

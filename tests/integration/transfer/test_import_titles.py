@@ -21,7 +21,7 @@ from support.transfers import (
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.transfer import StoreSource, hand_over, move
+from mongo_session_service.transfer import StoreSource, move
 from mongo_session_service.transfer.importer import ImportTarget
 
 KEY = "__session_metadata__"
@@ -152,16 +152,3 @@ async def test_subscribers_receive_what_an_import_sets_back(
         ("updated", "A"),
         ("appended", None),
     ]
-
-
-async def test_titles_are_handed_over(service: MongoSessionService) -> None:
-    """Another service gets a title as the display name that its users see."""
-    other = InMemorySessionService()
-    await service.create_session(**IDS, title="A")
-
-    async with StoreSource(service) as source:
-        await hand_over(source, other)
-
-    session = await other.get_session(**IDS)
-    assert session is not None
-    assert session.state == named("A")
