@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date
+from datetime import UTC
 from enum import StrEnum
 from typing import Final
 
@@ -15,32 +14,17 @@ from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.backend import Stage
 from mongo_session_service.model.records import Document
-from mongo_session_service.model.wording import counted, duration_text
+from mongo_session_service.model.wording import duration_text
 from mongo_session_service.schema import setup
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage import server
-from mongo_session_service.storage.clients import topology_of
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Query
-from mongo_session_service.storage.transactions import Transaction
-from mongo_session_service.turns.turn import find_turns
 
 _SKEW: Final = 1.0
 """Seconds that clocks may differ: events are dated by this machine's clock."""
 _WINDOW: Final = 3600.0
 """Seconds of history below which a full oplog is called small."""
 _FULL: Final = 0.9
-_TRANSACTION_LIFETIME: Final = "transactionLifetimeLimitSeconds"
-_LONG_LIFETIME: Final = 60
-"""MongoDB's default; a shorter lifetime was set on purpose."""
-
-_LAST_FIXES: Final = {
-    5: date(2024, 10, 31),
-    6: date(2025, 7, 31),
-    7: date(2027, 8, 31),
-    8: date(2029, 10, 31),
-}
-"""The ends of life of MongoDB's releases."""
 _REPAIRED: Final = [9, 0, 2]
 """The first of 9 that switches off new paths of change streams, which were faulty."""
 
@@ -77,51 +61,14 @@ class Finding:
     """The privileges that the user lacks, by the feature that needs them."""
 
 
-def judge_server(hello: Document, build: Document) -> Finding:
-    """Judge the server; ``ConfigurationError`` if it cannot be used."""
-    server.check_server(hello, transactions=False)
-    text = f"MongoDB {build['version']}"
-    version = [int(each) for each in re.findall(r"\d+", text)[:3]]
+def judge_version(release: str) -> Finding:
+    """Judge the version of a server that can be used."""
+    text = f"MongoDB {release}"
+    version = [int(each) for each in re.findall(r"\d+", release)[:3]]
     if [9, 0] <= version < _REPAIRED:
         text = f"{text}, whose change streams are repaired in 9.0.2"
         return Finding("server", Status.WARNING, text, "Upgrade it.")
-    ended = _LAST_FIXES.get(version[0])
-    if ended is not None and ended < date.today():  # noqa: DTZ011  to the month
-        text = f"{text}, which gets no fixes since {ended:%B %Y}"
     return Finding("server", Status.OK, text)
-
-
-def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
-    check = "replica set"
-    if server.is_standalone(hello):
-        text = "a standalone server, without change streams and transactions"
-        return Finding(check, Status.FAILED, text, _AS_REPLICA_SET)
-    members = len([*hello["hosts"], *hello.get("passives", ())])
-    text = f"{hello['setName']!r}, {counted(members, 'member')} with data"
-    if lost := sorted(unreachable):
-        text = f"{text}; unreachable: {', '.join(lost)}"
-        remedy = "Make every member reachable from this machine, by its name."
-        return Finding(check, Status.WARNING, text, remedy)
-    if members == 1:
-        text = f"{text}, so no other takes over if it fails"
-    return Finding(check, Status.OK, text)
-
-
-def judge_transaction(seconds: float | None, lifetime: int | None = None) -> Finding:
-    """Judge how long a transaction took; None if transactions are switched off.
-
-    ``lifetime`` is how long the server lets one last, in seconds, if it is known.
-    """
-    if seconds is None:
-        text = "switched off for this service: a crash can leave an append half stored"
-        return Finding("transactions", Status.WARNING, text, "Use a replica set.")
-    text = f"one was committed in {1000 * seconds:.1f} ms"
-    if lifetime is not None:
-        longest = f"{1.5 * lifetime:g} s"
-        text += f"; what a dead process has locked stays so for up to {longest}"
-        if lifetime >= _LONG_LIFETIME:
-            text += f": if that is too long, set {_TRANSACTION_LIFETIME} to 15"
-    return Finding("transactions", Status.OK, text)
 
 
 def judge_privileges(
@@ -182,7 +129,8 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
 async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """Checks a service's database, and yields the result of each check.
 
-    It creates nothing, not even the collections of a service that has never been used.
+    If the server cannot be used, nothing else is examined. It creates nothing, not even
+    the collections of a service that has never been used.
     It reads no sessions and events: damage is an error of whoever reads them.
 
     Raises:
@@ -191,11 +139,9 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """
     # Unchecked: what a call would refuse is a finding.
     opened = await backends_of(service).backend(Stage.OPENED)
-    storage = opened.storage
-    is_standalone = server.is_standalone(await server.examined_hello(storage))
     for name, check in CHECKS.items():
         try:
-            finding = await check(storage)
+            finding = await check(opened.storage)
         except errors.NotAuthorizedError as error:
             finding = Finding(name, Status.UNKNOWN, str(error), _GRANT)
         except errors.StorageUnavailableError:
@@ -203,47 +149,17 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         except errors.MongoSessionServiceError as error:
             remedy = "Do what the message says, then run this again."
             finding = Finding(name, Status.FAILED, str(error), remedy)
-            if is_standalone and isinstance(error, errors.StorageError):
-                text = "a standalone server has no snapshots to read"
-                finding = Finding(name, Status.UNKNOWN, text, _AS_REPLICA_SET)
         yield finding
+        if check is _check_server and finding.status is Status.FAILED:
+            return
 
 
 async def _check_server(storage: Storage) -> Finding:
     hello = await server.examined_hello(storage)
     await server.check_product(storage, hello)
-    return judge_server(hello, await storage.command({"buildInfo": 1}))
-
-
-async def _check_members(storage: Storage) -> Finding:
-    hello = await server.examined_hello(storage)
-    if server.is_mongos(hello):
-        text = "a sharded cluster, behind mongos"
-        return Finding("replica set", Status.OK, text)
-    servers = topology_of(storage.client).server_descriptions()
-    lost = [
-        f"{host}:{port}"
-        for (host, port), each in servers.items()
-        if each.server_type_name == "Unknown"
-    ]
-    return judge_members(hello, lost)
-
-
-async def _check_transactions(storage: Storage) -> Finding:
-    async def read(tx: Transaction) -> None:
-        await tx.find_one(Query("metadata", {}, fields=("_id",)))
-
-    if not storage.has_transactions:
-        return judge_transaction(None)
-    server.check_server(await server.examined_hello(storage), transactions=True)
-    began = time.perf_counter()
-    await storage.run(read)
-    took, lifetime = time.perf_counter() - began, None
-    with suppress(errors.StorageError):  # not all may ask, nor does a mongos know
-        asking = {"getParameter": 1, _TRANSACTION_LIFETIME: 1}
-        reply = await storage.command(asking, database="admin")
-        lifetime = reply[_TRANSACTION_LIFETIME]
-    return judge_transaction(took, lifetime)
+    server.check_server(hello, transactions=storage.has_transactions)
+    build = await storage.command({"buildInfo": 1})
+    return judge_version(build["version"])
 
 
 async def _check_privileges(storage: Storage) -> Finding:
@@ -264,21 +180,6 @@ async def _check_version(storage: Storage) -> Finding:
         return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
     setup.refuse_newer(recorded)
     return Finding(check, Status.OK, f"{recorded}, this release's")
-
-
-async def _check_turns(storage: Storage) -> Finding:
-    abandoned = await find_turns(storage, None, None, "abandoned")
-    if not abandoned:
-        return Finding("turns", Status.OK, "none is abandoned")
-    names = ["/".join(each[:3]) for each in abandoned]
-    if (more := len(names) - 3) > 0:
-        names[3:] = [f"and {more} more"]
-    text = f"{counted(len(abandoned), 'abandoned turn')}: {', '.join(names)}"
-    remedy = (
-        "Let a task of each server run recover_turns(). Without it, the next turn of"
-        " each of these sessions answers the calls that are open."
-    )
-    return Finding("turns", Status.WARNING, text, remedy)
 
 
 async def _check_indexes(storage: Storage) -> Finding:
@@ -315,12 +216,9 @@ async def _check_clock(storage: Storage) -> Finding:
 
 CHECKS: Final = {
     "server": _check_server,
-    "replica set": _check_members,
-    "transactions": _check_transactions,
     "privileges": _check_privileges,
     "clock": _check_clock,
     "schema version": _check_version,
-    "turns": _check_turns,
     "indexes": _check_indexes,
     "oplog window": _check_oplog,
 }

@@ -70,7 +70,7 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
     "import": {("imports",): _CHANGE},
     "erase": {(*_SHARED, "checkpoints", "leases", "imports"): ("remove",)},
     "storage": {
-        ("sessions", "events", "user_states", "metadata"): ("find",),
+        ("sessions", "user_states", "metadata"): ("find",),
         _EVERY: ("listCollections", "collStats"),
     },
 }

@@ -20,7 +20,7 @@ from mongo_session_service.model.wording import counted, duration_text
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from mongo_session_service.admin.sizes import CollectionSize, Removable
+    from mongo_session_service.admin.sizes import CollectionSize
     from mongo_session_service.admin.stored_contents import LoggedEvent
     from mongo_session_service.changes.change import Change
     from mongo_session_service.model.metadata import Details
@@ -291,33 +291,28 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
 @options.as_json
 @options.with_address
 async def storage(address: options.ServiceAddress, app: str | None) -> None:
-    """Shows what the collections take on disk, and what could be removed.
+    """Shows what the collections take on disk.
 
     Bytes are those of MongoDB's files, compressed, and of an app its share by number;
-    the average is that of a document before. What `prune` and `trim` would give back is
-    estimated: sessions are read once, and a sample of the events. MongoDB uses that
-    space again, and returns it to the disk when an administrator runs `compact`.
+    the average is that of a document before. MongoDB uses again what `prune` and `trim`
+    free, and returns it to the disk when an administrator runs `compact`.
 
     \b
     Example:
       mongo-session-service storage --app my_app
     """
     async with address.open_service() as service:
-        collections, removable = await admin.sizes.measure(service, app)
+        collections = await admin.sizes.measure(service, app)
     if terminal.shared_options().json:
-        rows: list[CollectionSize | Removable] = [*collections, *removable]
-        for each in rows:
+        for each in collections:
             terminal.show_json(each._asdict())
     elif collections:
         terminal.show(terminal.table([*map(_size_row, collections)]))
-        if commands := [_size_row(each) for each in removable if each.documents]:
-            click.echo()
-            terminal.show(terminal.table(commands))
     else:
         terminal.print_remark(f"Nothing is stored in {address.location}.")
 
 
-def _size_row(size: CollectionSize | Removable) -> dict[str, Text]:
+def _size_row(size: CollectionSize) -> dict[str, Text]:
     name, documents, *sizes = size
     columns = [each.replace("_", " ").upper() for each in size._fields]
     shown = [styled(f"{documents:,}"), *(styled(size_text(int(it))) for it in sizes)]

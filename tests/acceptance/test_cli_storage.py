@@ -12,8 +12,6 @@ from support.cli_runner import call
 
 from mongo_session_service import MongoSessionService
 
-DAY = 86_400.0
-
 
 @pytest.fixture
 def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
@@ -22,10 +20,8 @@ def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-async def _stored(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> None:
-    """Two apps, of three sessions of four events each, one of them idle for long."""
+async def _stored(service: MongoSessionService) -> None:
+    """Two apps, of three sessions of four events each."""
     for app in ("shop", "trips"):
         for number in range(3):
             session = await service.create_session(
@@ -33,20 +29,13 @@ async def _stored(
             )
             for _ in range(4):
                 await service.append_event(session, Event(author="x"))
-    old = {"_id.user_id": "u0"}
-    earlier = session.last_update_time - 100 * DAY
-    admin[database].sessions.update_many(old, {"$set": {"update_time": earlier}})
-    admin[database].events.update_many(old, {"$set": {"event.timestamp": earlier}})
 
 
-def rows(*arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows of collections and of commands, by name."""
+def rows(*arguments: str) -> dict[str, Any]:
+    """The rows of collections, by name."""
     done = call("storage", "--json", *arguments)
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    return (
-        {each.pop("collection"): each for each in found if "collection" in each},
-        {each.pop("command"): each for each in found if "command" in each},
-    )
+    return {each.pop("collection"): each for each in found}
 
 
 @pytest.mark.usefixtures("_stored")
@@ -54,7 +43,7 @@ async def test_each_collection_has_a_row(
     at: tuple[str, ...], admin: MongoClient, database: str
 ) -> None:
     """Numbers and bytes are those that MongoDB has."""
-    collections, commands = rows(*at)
+    collections = rows(*at)
 
     stats = admin[database].command("collStats", "events")
     assert collections["events"] == {
@@ -64,16 +53,13 @@ async def test_each_collection_has_a_row(
         "average": round(stats["size"] / 24),
     }
     assert collections["sessions"]["documents"] == 6
-    assert commands["prune --idle-for 90d"]["documents"] == 2 + 2 * 4
-    assert commands["prune --idle-for 365d"]["documents"] == 0
-    assert commands["trim APP --older-than 30d"]["documents"] == 8
 
 
 @pytest.mark.usefixtures("_stored")
 async def test_an_app_has_its_part(at: tuple[str, ...]) -> None:
     """By the number of its documents, in the collections that grow with it."""
-    whole, _ = rows(*at)
-    part, commands = rows("--app", "shop", *at)
+    whole = rows(*at)
+    part = rows("--app", "shop", *at)
 
     assert {name: each["documents"] for name, each in part.items()} == {
         "sessions": 3,
@@ -81,19 +67,15 @@ async def test_an_app_has_its_part(at: tuple[str, ...]) -> None:
         "user_states": 3,
     }
     assert part["events"]["bytes"] == whole["events"]["bytes"] // 2
-    assert commands["prune --app shop --idle-for 90d"]["documents"] == 1 + 4
-    assert commands["trim shop --older-than 90d"]["documents"] == 4
 
 
 @pytest.mark.usefixtures("_stored")
-async def test_people_read_two_tables(at: tuple[str, ...]) -> None:
-    """What is stored, and the commands that would remove something."""
+async def test_people_read_a_table(at: tuple[str, ...]) -> None:
+    """With sizes as people write them."""
     done = call("storage", *at)
 
     titles = [line.split()[0] for line in done.stdout.splitlines() if line]
     assert titles[:3] == ["COLLECTION", "sessions", "events"]
-    assert "COMMAND" in done.stdout
-    assert "365d" not in done.stdout
     assert "kB" in done.stdout
 
 

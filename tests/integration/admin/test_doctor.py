@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from pymongo import MongoClient
-from support.abandoned_turns import abandon_turn
 from support.backends import behind_mongos
 from support.cli_runner import call
 from support.consumers import append, create
 from support.failpoints import failing
 from support.forked_processes import on_a_terminal
 from support.leak_detector import PASSWORD
-from support.one_session import IDS
 from support.secured_mongod import Secured
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
@@ -82,23 +80,6 @@ async def test_looking_creates_nothing(
     assert await fresh.consumers() == []
 
     assert database not in admin.list_database_names()
-
-
-async def test_abandoned_turns_are_counted(
-    filled: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """Each is named until its session's next turn has repaired what it left."""
-    await filled.create_session(**IDS)
-    await abandon_turn(filled, database, admin)
-
-    findings = await examined(filled)
-    assert bad(findings) == {"turns": Status.WARNING}
-    assert findings["turns"].says == "1 abandoned turn: app/user/s"
-    assert "recover_turns()" in (findings["turns"].remedy or "")
-
-    async with filled.turn(**IDS):
-        pass
-    assert bad(await examined(filled)) == {}
 
 
 async def test_the_doctor_reports_newer_data(
