@@ -620,13 +620,12 @@ class Consumer:
     async def _call_handler(
         self, run: _Run, record: ChangeRecord, tx: Transaction | None = None
     ) -> None:
-        checkpoint = self._checkpoint
         try:
-            await call_handler(checkpoint.storage, run.handler, record, tx)
+            await call_handler(run.handler, record, tx)
         except HandlerFailedError:
             raise
         except Exception as error:  # the transaction is repeated
-            await checkpoint.flag_locked_out(error)
+            await self._checkpoint.flag_locked_out(error)
             raise
 
     async def _load_current(

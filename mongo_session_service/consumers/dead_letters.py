@@ -136,7 +136,7 @@ async def replay_dead_letters(
             )
             await storage.commit(removal)
             continue
-        call = partial(call_handler, storage, handler, letter.record)
+        call = partial(call_handler, handler, letter.record)
         try:
             if transactional:
                 await run_interruptibly(storage, call, partial(_remove_once, removal))

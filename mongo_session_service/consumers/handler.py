@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from typing import Any, Final, TypeAlias, TypeVar
 
 from mongo_session_service.changes.decoder import ChangeRecord
-from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
+from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_callable
 from mongo_session_service.storage.kernel import Storage
@@ -42,8 +42,7 @@ def check_handler(handler: object, *, transactional: bool) -> None:
         takes = "handler(change, txn)" if transactional else "handler(change)"
         raise InvalidInputError(
             f"With transactional={transactional} the handler is called as {takes}, but"
-            " this one takes other arguments. A handler whose writes are not MongoDB's"
-            " to commit, such as that of remember(), cannot be transactional."
+            " this one takes other arguments."
         ) from None
 
 
@@ -55,25 +54,8 @@ class HandlerFailedError(Exception):
         self.error = error
 
 
-_storage: ContextVar[Storage | None] = ContextVar("_storage", default=None)
-
-
-def handler_storage() -> Storage:
-    """Return the storage of the consumer whose handler is running."""
-    found = _storage.get()
-    if found is None:
-        raise MongoSessionServiceError(
-            "This handler works in a consumer only: give it to run() or"
-            " replay_dead_letters()."
-        )
-    return found
-
-
 async def call_handler(
-    storage: Storage,
-    handler: Handler,
-    record: ChangeRecord,
-    tx: Transaction | None = None,
+    handler: Handler, record: ChangeRecord, tx: Transaction | None = None
 ) -> None:
     """Call a handler with a change, and in a transaction with its client session.
 
@@ -81,7 +63,7 @@ async def call_handler(
     read. After an error for which the driver repeats the transaction, that is raised.
     A cancellation counts as a failure unless the current task is cancelled meanwhile.
     """
-    token, before = _storage.set(storage), cancellations()
+    before = cancellations()
     try:
         change = record.change()
         result = handler(change) if tx is None else handler(change, tx.client_session)
@@ -94,8 +76,6 @@ async def call_handler(
         if isinstance(error, HandlerFailedError) or (tx and is_repeated(error)):
             raise
         raise HandlerFailedError(error) from error
-    finally:
-        _storage.reset(token)
 
 
 async def _await_handler(result: Awaitable[object]) -> None:

@@ -88,8 +88,6 @@ class LogRange:
     """How many events are wanted; None for all."""
     undone: Sequence[tuple[int, int]] = ()
     """The first and the last revision of each part that is passed over."""
-    page_events: int | None = None
-    """How many to read at once, at most; ``Limits.page_events`` by default."""
     created: float | None = None
     """When the session was created, if it is not to be another one with its id."""
 
@@ -100,23 +98,21 @@ async def read_log(
     wanted: LogRange,
     *,
     where: Document | None = None,
-    as_of: Timestamp | None = None,
 ) -> AsyncGenerator[list[Document]]:
     """Read the events of a session, page by page; a page may be empty.
 
-    They have to match ``where`` as well. All is read at ``as_of``, by default a current
-    time for each page. If the session is not stored (any more), it raises
-    ``SessionNotFoundError``.
+    They have to match ``where`` as well. Each page is read as of a time of its own. If
+    the session is not stored (any more), it raises ``SessionNotFoundError``.
     """
     left, created = wanted.limit, wanted.created
     if left == 0:
         return
-    size = wanted.page_events or storage.limits.page_events
+    size = storage.limits.page_events
     if left is not None and not wanted.undone:
         size = min(size, left)
     log = queries.events_after(key, wanted.after, wanted.before) | (where or {})
     query = Query("events", log, order=-1 if wanted.newest_first else 1, limit=size)
-    async for page in storage.scan(query, beside=[head_query(key)], as_of=as_of):
+    async for page in storage.scan(query, beside=[head_query(key)]):
         head = found_record(storage, key, *page.beside)
         if created not in {None, head.created}:
             raise session_not_found_error(key.session_id)

@@ -61,6 +61,7 @@ def test_a_page_works_twice(
         ("README.md", "quickstart.py"),
         ("docs/getting-started.md", "quickstart.py"),
         ("docs/guide/front-ends.md", "ai_sdk.jsx"),
+        ("docs/guide/memory.md", "memory.py"),
     ],
 )
 def test_a_recipe_is_an_example(page: str, name: str) -> None:

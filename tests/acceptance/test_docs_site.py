@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import mongo_session_service
-from mongo_session_service import adk, admin, embedded, http, memory, transfer
+from mongo_session_service import adk, admin, embedded, http, transfer
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PUBLIC = [mongo_session_service, adk, admin, embedded, http, memory, transfer]
+PUBLIC = [mongo_session_service, adk, admin, embedded, http, transfer]
 
 
 def nav_pages(entries: list[Any]) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""The programs search.py and usage.py of examples: what they find and count."""
+"""The consumers search.py, memory.py and usage.py of examples: what they keep."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from google.adk.events import Event
@@ -14,6 +15,7 @@ from support.adk_tools import with_database
 from support.subscriptions import until
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.codec import documents
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ADA = {"app_name": "search", "user_id": "ada"}
@@ -25,13 +27,18 @@ def programs(mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch) -
     """The programs can be imported, on the test's database."""
     monkeypatch.setenv("MONGODB_URI", with_database(mongodb_uri, database))
     monkeypatch.syspath_prepend(EXAMPLES)
-    for name in ("search", "usage"):
+    for name in ("memory", "search", "usage"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @pytest.fixture
 def search() -> ModuleType:
     return __import__("search")
+
+
+@pytest.fixture
+def memory() -> ModuleType:
+    return __import__("memory")
 
 
 @pytest.fixture
@@ -116,3 +123,83 @@ async def test_forks_are_found_and_counted_once(
     (row,) = admin[database].usage.find()
     assert (row["answers"], row["total_tokens"]) == (2, 240)
     assert row["_id"]["imported"] is False
+
+
+def said(author: str, text: str) -> Event:
+    part = (
+        types.Part(text=text)
+        if text
+        else types.Part.from_function_call(name="tool", args={})
+    )
+    return Event(author=author, content=types.Content(parts=[part]))
+
+
+async def test_memory_keeps_what_was_answered(
+    memory: ModuleType, database: str, admin: MongoClient
+) -> None:
+    """Once, whoever forked it; and nothing of what is deleted, redacted or unanswered.
+
+    A later session of a deleted one's id is remembered.
+    """
+    user = {"app_name": "memory", "user_id": "ada"}
+
+    async def append(session_id: str, *log: tuple[str, str]) -> list[Event]:
+        key = {**user, "session_id": session_id}
+        session = await service.get_session(**key)
+        session = session or await service.create_session(**key)
+        return [await service.append_event(session, said(*each)) for each in log]
+
+    async def update() -> set[tuple[str, str]]:
+        consumer = service.consumer("memory")
+        assert await consumer.run(memory.remember, until_caught_up=True) == 0
+        return {
+            (it["session_id"], it["content"]["parts"][0]["text"])
+            for it in admin[database].memories.find()
+        }
+
+    async with memory.service as service, memory.client:
+        asked, answered = ("user", "ask"), ("agent", "answer")
+        first, *_ = await append(
+            "s", asked, ("agent", ""), answered, ("user", "Porto?")
+        )
+        await append("gone", asked, answered)
+        await service.fork_session(**user, session_id="s", new_session_id="t")
+        await append("t", ("agent", "more"))
+        whole = {("s", "ask"), ("s", "answer"), ("gone", "ask"), ("gone", "answer")}
+        assert await update() == whole | {("t", "Porto?"), ("t", "more")}
+
+        await service.delete_session(**user, session_id="gone")
+        await service.redact_events(**user, session_id="s", event_ids=[first.id])
+        await append("gone", ("user", "new"), ("agent", "begin"))
+        assert await update() == {
+            *(("s", "[redacted]"), ("s", "answer"), ("t", "Porto?"), ("t", "more")),
+            *(("gone", "new"), ("gone", "begin")),
+        }
+        await memory.memory.close()
+
+
+async def test_a_long_invocation_is_read_back_once(
+    memory: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the calls of tools before an answer make at most twice the events read."""
+    count = 0
+    decode = documents.decode_event
+
+    def counted(*given: Any) -> Event:
+        nonlocal count
+        count += 1
+        return decode(*given)
+
+    monkeypatch.setattr(documents, "decode_event", counted)
+    read = []
+    async with memory.service as service, memory.client:
+        for size in (20, 40):
+            session = await service.create_session(**memory.ADA)
+            for text in ("Go", *[""] * size, "Done"):
+                await service.append_event(session, said("agent", text))
+            consumer = service.consumer("memory")
+            count = 0
+            await consumer.run(memory.remember, until_caught_up=True)
+            read.append(count)
+        await memory.memory.close()
+    assert read[1] <= 2 * read[0]

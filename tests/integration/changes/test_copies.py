@@ -1,13 +1,12 @@
-"""Changes of what a fork or an import has stored say so, and are remembered once."""
+"""Changes of what a fork or an import has stored say so."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
+from google.adk.events import Event
 from support.consumers import APP, USER
-from support.memory_services import Sessions, Turns, append_all, feed, said
 from support.subscriptions import Follower
 from support.transfers import exported, imported
 
@@ -31,20 +30,26 @@ OF_FAMILY: Copied = {
 }
 
 
-def turn(name: str) -> list:
-    return [said("user", f"ask {name}", name), said("agent", f"answer {name}", name)]
+async def append(
+    service: MongoSessionService, *authors: str, session_id: str = "s"
+) -> None:
+    """Append an event of each author to a session, which is created if need be."""
+    key = KEY | {"session_id": session_id}
+    session = await service.get_session(**key) or await service.create_session(**key)
+    for author in authors:
+        await service.append_event(session, Event(author=author))
 
 
 async def store_family(service: MongoSessionService) -> None:
     """A session, a fork of it, a fork of that, and one of that at its beginning."""
-    await append_all(service, *turn("one"))
+    await append(service, "user", "agent")
     await service.fork_session(**KEY, new_session_id="t")
-    await append_all(service, said("agent", "more", "two"), session_id="t")
+    await append(service, "agent", session_id="t")
     await service.fork_session(**KEY | {"session_id": "t"}, new_session_id="u")
     await service.fork_session(
         **KEY | {"session_id": "u"}, new_session_id="v", at_revision=1
     )
-    await append_all(service, said("agent", "other", "two"), session_id="v")
+    await append(service, "agent", session_id="v")
 
 
 async def received(service: MongoSessionService, name: str) -> list[Change]:
@@ -106,26 +111,3 @@ async def test_an_import_is_marked_and_keeps_the_marks_of_forks(
         created = {("created", it, revision, "import") for it, revision in lasts}
         assert copied(follower.told) == of_log | created
         assert copied(await received(copy, "replay")) == of_log
-
-
-@pytest.mark.parametrize("takes", [Turns, Sessions])
-async def test_a_memory_service_gets_each_event_once_whatever_is_forked(
-    service: MongoSessionService, takes: type[Sessions]
-) -> None:
-    """A fork's own events follow, of the fork; so it is after the fork is redacted."""
-    await append_all(service, *turn("one"))
-    for number in range(3):
-        await service.fork_session(**KEY, new_session_id=f"f{number}")
-    await append_all(service, *turn("two"), session_id="f0")
-    own = {**KEY, "session_id": "f0"}
-    await service.fork_session(**own, new_session_id="ff")
-    memory = takes()
-    await feed(service, memory)
-    one, two = (["ask one", "answer one"], ["ask two", "answer two"])
-    assert memory.given == [("f0", two), ("s", one)]
-
-    [(_, first), *_] = [it async for it in service.iter_events(**own)]
-    await service.redact_events(**own, event_ids=[first.id])
-    await feed(service, memory)
-    again = [] if takes is Turns else [("f0", two)]
-    assert sorted(memory.given) == sorted([("f0", two), ("s", one), *again])

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event
-from google.adk.memory import InMemoryMemoryService
-from google.genai import types
 from pymongo import MongoClient
 from support.cli_runner import call
 from support.consumers import begun
 from support.encryption_hooks import CANARY, SEALED, canary_event
 from support.failpoints import open_transactions
 from support.raw_search import traces_of
-from support.subscriptions import Follower, until
+from support.subscriptions import Follower
 from support.waiting import say
 
 from mongo_session_service import (
@@ -24,7 +22,6 @@ from mongo_session_service import (
     MongoSessionService,
     StorageUnavailableError,
 )
-from mongo_session_service.memory import remember
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions.fork import Fork
 
@@ -129,27 +126,6 @@ async def test_every_reader_forgets(
         async with Follower(other.watch(*KEY.values(), after_revision=0)) as replayed:
             await replayed.reached(6)
         assert replayed.told[1].event == read.events[1]
-
-
-async def test_memory_forgets(service: MongoSessionService) -> None:
-    """The feeder has the session remembered anew, from the redacted log."""
-    memory = InMemoryMemoryService()
-    content = types.ModelContent(f"Your card is {CANARY}")
-    final = Event(author="agent", invocation_id="i", content=content)
-    session = await service.create_session(**KEY)
-    async with service.consumer("memory") as consumer:
-        running = asyncio.create_task(consumer.run(remember(memory)))
-        for event in say("Which card?", "i"), final:
-            await service.append_event(session, event)
-
-        def remembered() -> str:
-            return str(vars(memory))
-
-        await until(lambda: CANARY in remembered())
-        await service.redact_events(**KEY, event_ids=[final.id])
-        await until(lambda: "[redacted]" in remembered())
-        assert CANARY not in remembered()
-        running.cancel()
 
 
 async def test_a_locked_session_is_not_redacted(
