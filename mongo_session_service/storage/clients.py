@@ -8,15 +8,12 @@ that is installed.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern, common
 from pymongo.driver_info import DriverInfo
@@ -162,15 +159,11 @@ _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
 _SCHEMES: Final = ("mongodb://", "mongodb+srv://")
 _REFUSALS: Final = (PyMongoError, OSError, ValueError, KeyError)
 """Errors of the driver for a URI that it rejects."""
-_UNENCODED: Final = re.compile(
-    r"[/?@]|:.*:|%(?![0-9a-f]{2})", re.DOTALL | re.IGNORECASE
-)
-"""Characters that must be percent-encoded in ``user:password``."""
 _ENCODE: Final = "user or password hold characters that have to be percent-encoded"
 _MALFORMED: Final = (
-    "its hosts, its database, its user and password or its options are malformed; a"
-    " host is name or name:port, an IPv6 address is in brackets, mongodb+srv:// takes"
-    " one host and no port, and options are key=value pairs joined by &"
+    "it is malformed, or names a file that cannot be read; a host is name or name:port,"
+    " an IPv6 address is in brackets, mongodb+srv:// takes one host and no port, and"
+    " options are key=value pairs joined by &"
 )
 _KNOWN_OPTION: Final = re.compile(
     rf"[?&](?:{'|'.join(common.VALIDATORS)})=[^&]*", re.IGNORECASE
@@ -194,9 +187,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         kind = type(uri).__name__
         message = f"uri must be a string, not {kind}; pass a client as client=."
         raise ConfigurationError(message)
-    if "://" not in uri:
-        reason = "it has no scheme"
-    elif not uri.startswith(_SCHEMES):
+    if not uri.startswith(_SCHEMES):
         reason = "its scheme is neither mongodb:// nor mongodb+srv://"
     elif _has_stray_at(uri):
         reason = _ENCODE
@@ -204,7 +195,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
         except _REFUSALS:
-            reason = _rejection(uri)
+            reason = _MALFORMED
     raise ConfigurationError(
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
@@ -220,40 +211,6 @@ def _has_stray_at(uri: str) -> bool:
     rest = _KNOWN_OPTION.sub("", uri.partition("://")[2])
     login_and_hosts, *others = re.split("[/?]", rest, maxsplit=1)
     return login_and_hosts.count("@") > 1 or "@" in "".join(others)
-
-
-def _rejection(uri: str) -> str:
-    """Find the option for which the driver rejects a URI, by leaving it out.
-
-    Only its name, or that of its file, is quoted: all else may be secret.
-    """
-    login, bare = _split_credentials(uri)
-    if login is not None and _UNENCODED.search(login):
-        return _ENCODE
-    address, _, query = bare.partition("?")
-    options = query.split("&")
-    for each in options:
-        name, _, value = each.partition("=")
-        others = "&".join(it for it in options if it is not each)
-        if name.lower() in common.VALIDATORS:
-            with suppress(*_REFUSALS):
-                AsyncMongoClient(f"{address}?{others}")
-                path = unquote(value)
-                if name.lower().endswith("file") and not os.access(path, os.R_OK):
-                    return f"the file of its option {name} cannot be read: {path}"
-                return f"its option {name} is not accepted, alone or beside the others"
-    return _MALFORMED
-
-
-def _split_credentials(uri: str) -> tuple[str | None, str]:
-    """Split a URI into user and password, as far as found, and the rest."""
-    scheme, _, rest = uri.partition("://")
-    end = rest.find("?")
-    # A question mark begins the options, unless it is part of a password.
-    if end < 0 or not {"/", "@"} & set(rest[:end]):
-        end = len(rest)
-    login, at, hosts = rest[:end].rpartition("@")
-    return (login, f"{scheme}://{hosts}{rest[end:]}") if at else (None, uri)
 
 
 def check_names(client: Any, database: str, prefix: str) -> None:

@@ -175,15 +175,3 @@ def test_a_command_reports_a_bad_certificate_in_one_line(
     assert "tlsCAFile" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert PASSWORD not in done.stdout + done.stderr
-
-
-def test_a_missing_file_is_named(server: Secured) -> None:
-    """The error names the file that cannot be read, and not the password beside it."""
-    uri = server.uri("root", tls="true", tlsCAFile="/no/such.pem")
-
-    with pytest.raises(
-        ConfigurationError, match="tlsCAFile cannot be read: /no/such.pem"
-    ) as caught:
-        MongoSessionService(uri)
-
-    assert PASSWORD not in str(caught.value)
