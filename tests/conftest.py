@@ -30,7 +30,13 @@ from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded.mongod import HOST, find_mongod, free_ports
 from mongo_session_service.model.limits import DEFAULT, Limits
 
-pytest_plugins = ["support.fast_core", "support.timeout_plugin"]
+pytest_plugins = [
+    "support.lean_workers",
+    "support.order",
+    "support.daily_sample",
+    "support.fast_core",
+    "support.timeout_plugin",
+]
 
 # No example is a failure for the time it takes: that is the machine's.
 settings.register_profile(
@@ -56,6 +62,7 @@ def _nothing_leaks() -> Iterator[None]:
     """What a test stores is in nothing that is logged, raised or traced."""
     search = leak_detector.begin()
     yield
+    recording().forget_spans()
     assert search.leaks() == []
 
 

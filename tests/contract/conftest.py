@@ -14,10 +14,14 @@ from mongo_session_service.model.limits import Limits
 
 
 def each_of(backends: Sequence[Backend]) -> list[Any]:
-    """Parameters of a fixture; one backend is of the fast core, one of the release."""
-    marks = {"uri": [pytest.mark.core], "motor": [pytest.mark.release]}
+    """Parameters of a fixture: one is of the fast core, and of some one a day runs."""
+    marks = {"uri": pytest.mark.core, "motor": pytest.mark.release, "adk-in-memory": ()}
     return [
-        pytest.param(each, id=each.name, marks=marks.get(each.name, []))
+        pytest.param(
+            each,
+            id=each.name,
+            marks=marks.get(each.name, pytest.mark.daily(1, case=each.name)),
+        )
         for each in backends
     ]
 

@@ -35,8 +35,7 @@ async def serving(
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
-            server.force_exit = True
+            server.may_end.set()
             await task
             for connection in [*server.server_state.connections]:
                 connection.transport.abort()
@@ -48,11 +47,23 @@ async def serving(
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.is_serving = asyncio.Event()
+        self.is_serving, self.may_end = asyncio.Event(), asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_serving.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end, where uvicorn looks every 0.1 s."""
+        await self.on_tick(0)
+        await self.may_end.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nobody any more, where uvicorn also waits for 0.1 s."""
+        for each in self.servers:
+            each.close()
+        for each in sockets or []:
+            each.close()
 
     def capture_signals(self) -> Any:
         return nullcontext()  # they are the test run's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,12 +85,10 @@ async def collect() -> None:
 
 
 @pytest.fixture
-def _few_objects() -> Iterator[None]:
+def _few_objects() -> None:
     """Collections look at what the test makes alone, which is faster."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("_few_objects")
