@@ -10,7 +10,6 @@ import warnings
 from collections import ChainMap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from support.secured_mongod import Secured, secured
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded.mongod import HOST, find_mongod, free_ports
-from mongo_session_service.model.limits import DEFAULT, Limits
+from mongo_session_service.testing import Limits
 
 pytest_plugins = [
     "support.lean_workers",
@@ -130,7 +129,7 @@ def database(pool: DatabasePool) -> Iterator[str]:
 def limits(request: pytest.FixtureRequest) -> Limits:
     """What services of the test work with, as its mark ``limits`` sets it."""
     marks = request.node.iter_markers("limits")  # the closest first
-    return replace(DEFAULT, **ChainMap(*(each.kwargs for each in marks)))
+    return Limits(**ChainMap(*(each.kwargs for each in marks)))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support.forks import FORKS
 from support.function_calls import called, responded
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 KEY = {"app_name": "app", "user_id": "user", "session_id": "s"}
 PATIENT = Limits(response_seconds=100.0)

@@ -44,7 +44,7 @@ from mongo_session_service import (
     StorageUnavailableError,
     Subscription,
 )
-from mongo_session_service.model.limits import DEFAULT
+from mongo_session_service.testing import Limits
 
 DATABASE = "turns"
 SESSIONS = 3
@@ -60,7 +60,7 @@ STOPPED = 0.2
 """The part of the running turns that somebody stops."""
 OUTAGE = 9.0
 """Seconds for which a process is paused, or cut off."""
-TAKEN_OVER = 1.9 * DEFAULT.lease_seconds
+TAKEN_OVER = 1.9 * Limits().lease_seconds
 """Seconds after which whoever waits has to have the turn, also on a busy machine: a
 dead one keeps it for a lease, and two in succession would be a fault."""
 ELECTION = 5.0
@@ -376,7 +376,7 @@ def campaign(
             if fault.startswith("kill"):
                 workers.remove(victim)
                 workers.append(start())
-                time.sleep(DEFAULT.lease_seconds)  # others are away for longer
+                time.sleep(Limits().lease_seconds)  # others are away for longer
             if not _has_progress(admin):
                 for each in workers:
                     each.print_stacks()

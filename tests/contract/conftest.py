@@ -10,7 +10,7 @@ from google.adk.sessions import BaseSessionService
 from support.backends import BACKENDS, OURS, Backend
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 
 def each_of(backends: Sequence[Backend]) -> list[Any]:

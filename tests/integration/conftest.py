@@ -13,7 +13,7 @@ from support.resource_checks import leaving_nothing
 from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 LIMITS = Limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
 """For many take-overs."""

@@ -12,9 +12,9 @@ from typing import Any
 from google.adk.events import Event
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage.statements import Statement
 from mongo_session_service.storage.transactions import Transaction
+from mongo_session_service.testing import Limits
 from support.one_session import IDS
 
 LIMITS = Limits(lease_seconds=2.0, lease_renewal_seconds=0.5)

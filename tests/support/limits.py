@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 NO_SWEEP: Final = Limits(sweep_interval=math.inf)
 """What has expired stays until somebody removes it."""

@@ -14,7 +14,7 @@ from google.adk.runners import Runner
 from google.genai import types
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 APP, USER = "app", "user"
 POISON = "poison"

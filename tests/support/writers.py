@@ -8,10 +8,10 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, PlannedWrite
 from mongo_session_service.sessions.writer import Writer
 from mongo_session_service.storage.database import ServerClock
+from mongo_session_service.testing import Limits
 
 LIMIT = 60.0
 

@@ -24,7 +24,7 @@ from support.resource_checks import (
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 pytestmark = [
     pytest.mark.filterwarnings(

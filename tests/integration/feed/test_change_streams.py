@@ -15,10 +15,10 @@ from support.subscriptions import SESSION, change_streams, new_event
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import decoder
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.service import backends_of
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.stream import Stream
+from mongo_session_service.testing import Limits
 
 SILENCE = 0.4
 QUICK = {"stream_await_seconds": 0.05, "stream_silence_seconds": SILENCE}

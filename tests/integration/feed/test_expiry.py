@@ -30,9 +30,9 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.batch import BatchStore
+from mongo_session_service.testing import Limits
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from support.failpoints import failing, victim_uri
 from support.subscriptions import SESSION, Follower, new_event
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.stream import Stream
+from mongo_session_service.testing import Limits
 
 
 @pytest.mark.parametrize("is_borrowed", [False, True])

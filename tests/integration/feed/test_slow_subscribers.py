@@ -23,7 +23,7 @@ from mongo_session_service import (
     MongoSessionService,
     SlowSubscriberError,
 )
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 
 @pytest.mark.limits(inbox_changes=300)

@@ -20,7 +20,7 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import InvalidInputError, MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 
 async def test_a_subscription_begins_with_a_snapshot(

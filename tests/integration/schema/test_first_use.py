@@ -14,8 +14,8 @@ from support.failpoints import held_index_builds
 from support.subscriptions import PATIENCE, SESSION
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE
+from mongo_session_service.testing import Limits
 
 LOOK = {"hello": 1, "aggregate": 1, "listCollections": 1, "listIndexes": 3}
 """After the greeting, none of them waits for another's answer."""

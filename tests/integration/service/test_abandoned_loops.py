@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions.sweep import remove_all_expired
 from mongo_session_service.storage.tasks import keep_running
+from mongo_session_service.testing import Limits
 
 Work = Callable[[MongoSessionService], Any]
 

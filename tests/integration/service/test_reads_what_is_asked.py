@@ -23,8 +23,8 @@ from support.scripted_model import said
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.testing import Limits
 
 EVENTS, LARGE = 60, 50_000
 FEW = GetSessionConfig(num_recent_events=2)

@@ -20,8 +20,8 @@ from support.failpoints import failing, victim_uri
 from support.resource_checks import PATIENCE
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage.failures import TRANSIENT_CODES
+from mongo_session_service.testing import Limits
 
 pytestmark = [
     pytest.mark.limits(

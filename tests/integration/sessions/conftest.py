@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 
 @pytest.fixture

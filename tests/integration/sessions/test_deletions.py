@@ -16,11 +16,11 @@ from support.consumers import PATIENCE, begun, take
 from support.long_sessions import left_in, store_long_session
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import backends_of
 from mongo_session_service.sessions import sweep
 from mongo_session_service.storage.kernel import Storage
+from mongo_session_service.testing import Limits
 
 KEY = SessionKey("app", "user", "s")
 NOTHING = {"sessions": 0, "events": 0}

@@ -12,10 +12,10 @@ from support.command_log import QuietListener
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.statements import Query
+from mongo_session_service.testing import Limits
 
 KEY = SessionKey("app", "ada", "s")
 
@@ -110,7 +110,7 @@ async def test_reads_grow_with_events_not_with_sessions(
     assert [(each.session_id, each.revision) for each in told] == [
         (key.session_id, revision) for key in keys for revision in (1, 2)
     ]
-    assert listener.count == 2 * (1 + 400 // DEFAULT.page_events)
+    assert listener.count == 2 * (1 + 400 // Limits().page_events)
 
 
 @pytest.mark.parametrize("newest_first", [False, True])

@@ -21,7 +21,7 @@ from mongo_session_service import (
     MongoSessionService,
     UnknownOutcomeError,
 )
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 APP, USER = "app", "user"
 

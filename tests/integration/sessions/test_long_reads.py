@@ -15,9 +15,9 @@ from support.command_log import QuietListener
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage import tasks
+from mongo_session_service.testing import Limits
 
 COUNT = 60
 KEY = SessionKey("app", "ada", "long")

@@ -15,8 +15,8 @@ from support.one_session import IDS, authors, read
 from support.subscriptions import PATIENCE, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions import appender
+from mongo_session_service.testing import Limits
 
 
 async def test_a_call_without_response_is_not_waited_for_forever(

@@ -22,8 +22,8 @@ from mongo_session_service import (
     MongoSessionService,
     StorageUnavailableError,
 )
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions.fork import Fork
+from mongo_session_service.testing import Limits
 
 ADA = {"app_name": "app", "user_id": "user"}
 KEY = {**ADA, "session_id": "s"}

@@ -16,8 +16,8 @@ from support.event_fields import ACTIONS, EVENT
 from support.long_sessions import event, store_long_session
 
 from mongo_session_service import ConfigurationError, MongoSessionService
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.testing import Limits
 
 COUNT = 20
 KEY = SessionKey("app", "ada", "long")

@@ -22,8 +22,8 @@ from support.resource_checks import others_tasks
 from support.subscriptions import APP, ID, IDS, SESSION, Follower, new_event, until
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.testing import Limits
 
 NOTHING = {"sessions": 0, "events": 0}
 HELD: dict[str, Any] = {"blockConnection": True, "blockTimeMS": 3000, "times": 1}

@@ -16,8 +16,8 @@ from support.function_calls import called, responded
 from support.transfers import compared, exported, imported
 
 from mongo_session_service import MongoSessionService, TrimmedError
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions import trim
+from mongo_session_service.testing import Limits
 
 USER = {"app_name": "weather", "user_id": "ada"}
 

@@ -26,8 +26,8 @@ from mongo_session_service import (
     StorageUnavailableError,
     UnknownOutcomeError,
 )
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.testing import Limits
 
 UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
 UNSATISFIABLE = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}

@@ -22,7 +22,7 @@ from support.subscriptions import until
 from test_partials import STREAMED, read_until, spoken
 
 from mongo_session_service import MongoSessionService, RunningTurn, Subscription
-from mongo_session_service.model.limits import DEFAULT, Limits
+from mongo_session_service.testing import Limits
 from mongo_session_service.turns.running_turns import GONE_SECONDS
 
 IDS = {"app_name": "app", "user_id": "ada@example.org", "session_id": "monday"}
@@ -76,7 +76,7 @@ REMOVALS: dict[str, Removal] = {
 
 def test_a_turn_has_less_than_two_seconds() -> None:
     """Until the look for its session, the signal and the cancellation have gone by."""
-    waits = (DEFAULT.stop_poll_seconds, DEFAULT.abort_seconds, GONE_SECONDS)
+    waits = (Limits().stop_poll_seconds, Limits().abort_seconds, GONE_SECONDS)
     assert sum(waits) < SECONDS
 
 

@@ -22,8 +22,8 @@ from support.spoken_model import SpokenModel
 
 from mongo_session_service import LeaseLostError, MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage import database, lease
+from mongo_session_service.testing import Limits
 
 LIMITS = Limits(
     lease_seconds=2.0,

@@ -23,7 +23,7 @@ from support.subscriptions import change_streams, until
 from mongo_session_service import Change, MongoSessionService, RunningTurn, Subscription
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.partials import partial_document
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
 STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)

@@ -18,7 +18,7 @@ from mongo_session_service import (
     MongoSessionServiceError,
     RunningTurn,
 )
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 EVERY = 150
 """More points than a start has."""

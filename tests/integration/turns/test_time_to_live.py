@@ -18,7 +18,7 @@ from support.spoken_model import SpokenModel
 from support.subscriptions import until
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.testing import Limits
 
 OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
 TTL = 1.5

@@ -26,10 +26,10 @@ from mongo_session_service import (
     MongoSessionService,
     MongoSessionServiceError,
 )
-from mongo_session_service.model.limits import Limits
 from mongo_session_service.storage import lease
 from mongo_session_service.storage.statements import Statement
 from mongo_session_service.storage.transactions import Transaction
+from mongo_session_service.testing import Limits
 
 BRIEF = 0.6
 """Seconds until a turn is lost that is not renewed."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import mongo_session_service
 
-MODULES = ("", ".adk", ".admin", ".embedded", ".http", ".transfer")
+MODULES = ("", ".adk", ".admin", ".embedded", ".http", ".testing", ".transfer")
 STATE: Final = "a value of state is whatever JSON can say"
 ID: Final = "an _id, to be given as **ids beside arguments of other types"
 UNTYPED = {

@@ -16,9 +16,9 @@ from mongo_session_service.codec.adk_session import mark, to_session
 from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.record import SessionRecord
-from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.sessions.appender import Appended, Appender
+from mongo_session_service.testing import Limits
 
 
 class Appends:
@@ -27,7 +27,7 @@ class Appends:
     def __init__(self, *, is_rebasing: bool) -> None:
         self.gate = Gate()
         self.database = Database(self.gate.pass_through)
-        connection: Any = SimpleNamespace(hooks=NO_HOOKS, limits=DEFAULT)
+        connection: Any = SimpleNamespace(hooks=NO_HOOKS, limits=Limits())
         writer = writer_of(self.database, queued_writes=1)
         self._appender = Appender(connection, reads=None, writer=writer)  # type: ignore[arg-type]
         self._is_rebasing = is_rebasing
