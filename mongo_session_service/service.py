@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 import math
-import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -106,7 +105,7 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.telemetry import Operation, traced
+from mongo_session_service.telemetry import Living, Operation, traced
 from mongo_session_service.turns.closing_events import with_reason
 from mongo_session_service.turns.recovery import Recovery
 from mongo_session_service.turns.running_turns import (
@@ -239,7 +238,7 @@ class MongoSessionService(BaseSessionService):
         self._lease_renewer = LeaseRenewer()
         self._turns = Turns(self._backends, self._lease_renewer, self.database_name)
         self._running_turns = RunningTurns(self._backends)
-        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._consumers = Living[Consumer]()
         observe(self)
 
     @traced
@@ -282,7 +281,7 @@ class MongoSessionService(BaseSessionService):
         """
         validation.check_seconds("grace", grace)
         async with self._running_turns.stopped(grace):
-            here = [each for each in list(self._consumers) if each.is_here]
+            here = [each for each in self._consumers if each.is_here]
             await asyncio.gather(*(each.end() for each in here))
             self._turns.fail_waiters()
             await self._backends.close()
@@ -1652,7 +1651,7 @@ class MongoSessionService(BaseSessionService):
 
     def feed_stats(self) -> FeedStats:
         """The change feed's statistics; cheap enough to read every second."""
-        ages = {each.name: each.checkpoint_age for each in list(self._consumers)}
+        ages = {each.name: each.checkpoint_age for each in self._consumers}
         reading = {name: age for name, age in ages.items() if age is not None}
         return replace(self._feeds.stats(), checkpoint_ages=reading)
 

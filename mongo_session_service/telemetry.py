@@ -9,11 +9,12 @@ as those of ADK do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextvars import Token
 from functools import wraps
 from time import perf_counter
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from google.adk.sessions.session import Session
 from opentelemetry import context, trace
@@ -79,6 +80,26 @@ PARTIAL_SIZES: Final = meter.create_histogram(
     "Partials of running turns that were written together",
     explicit_bucket_boundaries_advisory=_WRITES,
 )
+
+_Member = TypeVar("_Member")
+
+
+class Living(Generic[_Member]):
+    """Objects as long as they live, which other threads may list or add to meanwhile.
+
+    A ``WeakSet`` fails if it grows while it is listed.
+    """
+
+    def __init__(self) -> None:
+        self._by_id = WeakValueDictionary[int, _Member]()
+
+    def add(self, member: _Member) -> None:
+        self._by_id[id(member)] = member
+
+    def __iter__(self) -> Iterator[_Member]:
+        members = [reference() for reference in self._by_id.valuerefs()]
+        return iter([each for each in members if each is not None])
+
 
 ABANDONED_TURNS: Final = defaultdict[str, int](int)
 """Of each database, how many were closed here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from mongo_session_service._public import public
-from mongo_session_service.telemetry import DATABASE, NAME, meter
+from mongo_session_service.telemetry import DATABASE, NAME, Living, meter
 
 
 @public
@@ -58,7 +57,7 @@ _PREFIX: Final = f"{NAME}.feed"
 _CONSUMER: Final = "messaging.consumer.group.name"
 
 
-_observed: weakref.WeakSet[Any] = weakref.WeakSet()
+_observed = Living[Any]()
 
 
 def observe(service: Any) -> None:
@@ -68,7 +67,7 @@ def observe(service: Any) -> None:
 
 def _observations_of(figure: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def report(_: CallbackOptions) -> Iterable[Observation]:
-        for service in list(_observed):
+        for service in _observed:
             value = getattr(service.feed_stats(), figure)
             if value is not None:
                 yield Observation(value, {DATABASE: service.database_name})
@@ -77,7 +76,7 @@ def _observations_of(figure: str) -> Callable[[CallbackOptions], Iterable[Observ
 
 
 def _report_checkpoints(_: CallbackOptions) -> Iterable[Observation]:
-    for service in list(_observed):
+    for service in _observed:
         for name, age in service.feed_stats().checkpoint_ages.items():
             labels = {DATABASE: service.database_name, _CONSUMER: name}
             yield Observation(age, labels)

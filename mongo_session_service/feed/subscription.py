@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Final, Self
+from typing import Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -22,18 +21,10 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.feed.feed import Feeds, Inbox
 from mongo_session_service.feed.place import Place
+from mongo_session_service.feed.turn_filters import TurnFilter, TurnFilters
 from mongo_session_service.feed.view import View, load_view
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.snapshots import NO_TIME
-
-_STORED_EVENTS: Final = 256
-"""Stored events by which late partials are known: these are late by a second or so."""
-
-_CREATIONS: Final = 1024
-"""Creations of sessions by which late turns of former ones are known."""
-
-_TURN_END: Final = 2**63
-"""A position after every other of a turn."""
 
 
 @public
@@ -76,7 +67,7 @@ class Subscription:
         self._feeds = feeds
         self._max_bytes = max_bytes
         self._wants_partials = partials
-        self._turns = _TurnFilters() if partials else None
+        self._turns = TurnFilters() if partials else None
         self._inbox: Inbox | None = None
         self._since = NO_TIME
         self._has_begun = self._is_closed = False
@@ -180,7 +171,7 @@ class SessionSubscription(Subscription):
     ) -> None:
         super().__init__(feeds, Scope(*key), max_bytes, partials=partials)
         self._key = key
-        self._turn = _TurnFilter(*(after.partial or (0, 0)))
+        self._turn = TurnFilter(*(after.partial or (0, 0)))
         self._revision, self._partial, self._create_time = after
         self.is_of_successor = False
         """Whether the session was made anew since the place it was to go on after."""
@@ -272,7 +263,7 @@ class SessionSubscription(Subscription):
             if view is None or not is_opening:
                 return
             self.is_of_successor = True
-            self._revision, self._partial, self._turn = None, None, _TurnFilter()
+            self._revision, self._partial, self._turn = None, None, TurnFilter()
         elif is_opening:
             self._check_place(view)
         self._create_time = view.marker.create_time
@@ -299,83 +290,3 @@ class SessionSubscription(Subscription):
                     self._waiting.append(view.turn)
             self._since = view.as_of
             self._is_following = True
-
-
-class _TurnFilter:
-    """Leaves out what a subscriber has received of a session's turns already.
-
-    Partials come by another change stream than what is stored, and neither waits for
-    the other. So a partial may arrive after its event, or after the next turn's begin.
-    """
-
-    def __init__(self, epoch: int = 0, position: int = 0) -> None:
-        self.received = (epoch, position)
-        self._stored: deque[str] = deque(maxlen=_STORED_EVENTS)
-
-    def add_stored(self, event_ids: Iterable[str]) -> None:
-        """Leave out what is still to come of these events."""
-        self._stored.extend(event_ids)
-
-    def skip_turn(self, epoch: int) -> None:
-        """Leave out what is still to come of a turn that has ended."""
-        self.received = max(self.received, (epoch, _TURN_END))
-
-    def admit(self, change: Change) -> bool:
-        """Count a ``partial`` or ``turn`` as received; False to leave it out."""
-        if change.turn is None or change.turn_position is None:
-            return False
-        place = (change.turn.epoch, change.turn_position)
-        if place <= self.received:
-            return False
-        self.received = place
-        return change.event is None or change.event.id not in self._stored
-
-
-class _TurnFilters:
-    """Filters of many sessions, each named by its creation as well.
-
-    Of a turn that had begun before, only the status is let through: the beginning of
-    its partials is missing. Of a session that was made anew, nothing of the former one
-    is, which the other change stream may bring later.
-    """
-
-    def __init__(self) -> None:
-        self._running: dict[SessionKey, tuple[float, _TurnFilter]] = {}
-        """The creation of each session whose turn runs, and the turn's filter."""
-        self._created: dict[SessionKey, float] = {}
-        """When the latest sessions were created."""
-
-    def admit(self, change: Change) -> bool:
-        """Count a change as received; False to leave it out."""
-        key, turn = change.session_key, change.turn
-        if key is None:
-            return True
-        if turn is None:
-            self._note_stored(key, change)
-            return True
-        known, running = self._running.get(key, (0.0, None))
-        # An earlier release does not name it.
-        created = turn.session_create_time or known
-        if self._created.get(key, created) != created:
-            return False
-        if created != known:
-            running = None
-        if change.kind == "partial":
-            return running is not None and running.admit(change)
-        epoch = running.received[0] if running else 0
-        if turn.epoch > epoch and turn.status == "running":
-            self._running[key] = (created, _TurnFilter(turn.epoch))
-        elif turn.epoch == epoch and turn.status not in {"running", "stopping"}:
-            del self._running[key]
-        return True
-
-    def _note_stored(self, key: SessionKey, change: Change) -> None:
-        known, running = self._running.get(key, (0.0, None))
-        if change.kind == "created":
-            self._created[key] = change.time
-            if len(self._created) > _CREATIONS:
-                del self._created[next(iter(self._created))]
-        elif running and change.kind == "deleted" and known <= change.time:
-            del self._running[key]
-        elif running and change.kind == "appended" and change.event:
-            running.add_stored([change.event.id])

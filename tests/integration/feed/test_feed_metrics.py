@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 from google.adk.events import Event
 from support.otel_recorder import recording
@@ -47,3 +51,29 @@ async def test_figures_are_metrics(service: MongoSessionService, database: str) 
     assert values["feed.lag"][1] == {"db.namespace": database}
     _, labels = values["consumer.checkpoint_age"]
     assert labels["messaging.consumer.group.name"] == "billing"
+
+
+async def test_figures_are_read_while_services_and_consumers_are_made(
+    service: MongoSessionService, database: str
+) -> None:
+    """The exporter's thread reads them; no step of it may be disturbed by others."""
+    recorded = recording()
+    made: list[object] = []
+
+    def make_another(frame: FrameType, *_: object) -> Any:
+        if "opentelemetry" not in frame.f_code.co_filename and len(made) < 200:
+            name = f"c{len(made)}"
+            made.extend((service.consumer(name), MongoSessionService("mongodb://x")))
+        return make_another
+
+    before = sys.gettrace()
+    sys.settrace(make_another)
+    try:
+        points = recorded.points(database)
+        service.feed_stats()
+    finally:
+        sys.settrace(before)
+
+    figures = {name.split()[0] for name in points}
+    assert {"lag", "delivered"} <= {it.rpartition(".")[2] for it in figures}
+    assert len(made) == 200
