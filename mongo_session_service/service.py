@@ -121,7 +121,6 @@ from mongo_session_service.turns.turn import (
     is_in_turn_of,
     request_stop,
 )
-from mongo_session_service.turns.waiting_line import remove_silent_waiters
 
 if TYPE_CHECKING:
     from google.adk.agents.run_config import RunConfig
@@ -1443,8 +1442,6 @@ class MongoSessionService(BaseSessionService):
             )
             if progress is not None:
                 progress(pruned)
-        if not is_dry_run:
-            await remove_silent_waiters(backend.storage)
         return pruned
 
     @traced

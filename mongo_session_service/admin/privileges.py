@@ -50,7 +50,6 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
     "sessions": {
         ("sessions", "events"): (*_CHANGE, "remove", "listIndexes"),
         _SHARED: _CHANGE,
-        ("leases",): (*_CHANGE, "remove"),
         ("partials",): ("insert", "remove", "listIndexes"),
         ("metadata",): ("find",),
         _EVERY: ("listCollections",),

@@ -1,7 +1,7 @@
 """Turn: the exclusive right to work on a session, held for the body of a statement.
 
-The field ``turn`` of a session's document has, beside the lease's fields and those of
-the waiting line:
+The field ``turn`` of a session's document has, beside the lease's fields and
+``interrupter``, of the waiting line:
 
 - ``first_revision``: of the first event that was appended within the turn. It goes when
   the turn is released; so who acquires the turn knows whether it was abandoned.
@@ -60,7 +60,7 @@ from mongo_session_service.turns.closing_events import (
     with_reason,
 )
 from mongo_session_service.turns.partial_events import announce_abandoned_turn
-from mongo_session_service.turns.waiting_line import Ticket, WaitingLine
+from mongo_session_service.turns.waiting_line import INTERRUPTER, WaitingLine
 
 logger = logging.getLogger(__name__)
 
@@ -163,8 +163,6 @@ class Turn:
         """Whether no other invocation is resumed in this process as long as it runs."""
         self.resumed_invocation: str | None = None
         """The invocation that goes on in it."""
-        self._ticket: Ticket | None = None
-        """Its place in the line, while it has one."""
         self._has_ttl = False
         self.has_open_log = False
         """Whether the log may have open calls, which the next turn is to close."""
@@ -274,9 +272,7 @@ class Turn:
         self.turns.renewer.add_lease(self._lease)
         if self.has_open_log:  # whoever had the turn before has not released it
             await self._close_abandoned(backend)
-        stored, _ = await asyncio.gather(
-            self._load(backend, self._config), self._return_ticket()
-        )
+        stored = await self._load(backend, self._config)
         self._has_ttl = stored.marker.ttl is not None and not backend.storage.is_mock
         await self._renew_life(backend.storage.limits.lease_seconds)
         return to_session(stored)
@@ -341,60 +337,50 @@ class Turn:
     def _seconds_left(self) -> float:
         return max(self._started + self._limit - time.monotonic(), 0.0)
 
-    async def _acquire(self, ticket: Ticket | None = None) -> bool:
-        """Acquire the turn if it is free, and not awaited by those with a ticket."""
+    async def _acquire(self, *, has_waited: bool = False) -> bool:
+        """Acquire the turn if it is free, and no later caller interrupts this one."""
         storage = self._lease.storage
         self._lease.client_sessions = await storage.client_session_ids()
         where = waiting_line.stored_session_filter(storage, self.key)
-        if ticket is None:
-            where["turn.is_awaited"] = None
+        forget = ["stop", "ended"]
+        if self.interrupts and has_waited:
+            where[INTERRUPTER] = self._lease.token
+        elif self.interrupts:
+            forget.append("interrupter")
         async with self._line.acquiring:
-            turn = await self._lease.acquire(
-                where, self._seconds_left, forget=("stop", "ended")
-            )
-        if turn is not None and ticket and turn["ticket"] == ticket.number:
-            await uninterrupted(waiting_line.end_line(storage, ticket))
+            turn = await self._lease.acquire(where, self._seconds_left, forget=forget)
         return turn is not None
 
     async def _try_once(self) -> None:
-        if await self._acquire():
+        if self._line.has_waiters(self.key) or await self._acquire():
             return
-        storage, key = self._lease.storage, self.key
         if self.interrupts:
-            await request_stop(storage, key, _INTERRUPTED)
-        turn = (await waiting_line.load_turn_states(storage, [key])).get(key)
-        is_free = turn is not None and turn.is_free
-        if is_free and not await waiting_line.load_heads(storage, [key]):
-            await self._acquire(await self._draw_ticket())  # all who waited have died
+            await request_stop(self._lease.storage, self.key, _INTERRUPTED)
 
     async def _wait_in_line(self) -> None:
-        """Acquire the turn once all who came before have had theirs."""
+        """Acquire the turn once all who came before in this event loop have had it."""
         line = self._line
         async with line.arrival(self.key):
             if not line.has_waiters(self.key) and await self._acquire():
                 return
-            ticket = await self._draw_ticket()
-        with line.join(ticket) as waiter:
+            token = await uninterrupted(self._overtake()) if self.interrupts else None
+        with line.join(self.key, token) as waiter:
             while not self._lease.epoch:
                 if await waiter.wait_until_called():
-                    await self._acquire(ticket)
+                    await self._acquire(has_waited=True)
                 else:
                     await request_stop(self._lease.storage, self.key, _INTERRUPTED)
 
-    async def _draw_ticket(self) -> Ticket:
-        async def draw() -> Ticket:
-            drawing = waiting_line.draw_ticket(
-                self._lease.storage, self.key, interrupts=self.interrupts
-            )
-            self._ticket = await self._lease.write_past_dead_holder(drawing)
-            return self._ticket
-
-        return await uninterrupted(draw())
-
-    async def _return_ticket(self) -> None:
-        if self._ticket is not None:
-            await waiting_line.return_ticket(self._lease.storage, self._ticket)
-            self._ticket = None
+    async def _overtake(self) -> str:
+        """Have those fail who interrupt and have come before; return its token."""
+        storage, token = self._lease.storage, self._lease.token
+        where = waiting_line.stored_session_filter(storage, self.key)
+        marking = storage.commit(
+            Update("sessions", where, {"$set": {INTERRUPTER: token}})
+        )
+        if await self._lease.write_past_dead_holder(marking) == [0]:
+            raise await missing_session_error(storage, self.key)
+        return token
 
     async def _busy_error(self) -> TimeoutError:
         """Return the error that names the holder of the turn."""
@@ -423,8 +409,9 @@ class Turn:
         try:
             await uninterrupted(self._release_turn())
         except (MongoSessionServiceError, TimeoutError) as error:
-            what = "turn was not released" if self._lease.epoch else "ticket is left"
-            logger.warning("A %s, and expires by itself. %s", what, error)
+            if self._lease.epoch:
+                why = "A turn was not released, and expires by itself. %s"
+                logger.warning(why, error)
         finally:
             self.turns.wake_waiters()
 
@@ -440,7 +427,6 @@ class Turn:
             known = {"first_revision": self.has_open_log, "resumed": self.is_alone}
             forget = ["stop", *(name for name, stays in known.items() if not stays)]
             await self._lease.release_lease(encode_turn(self.info), forget=forget)
-        await self._return_ticket()
 
 
 async def request_stop(storage: Storage, key: SessionKey, reason: str | None) -> bool:

@@ -1,24 +1,21 @@
-"""Waiting line: those who wait for the turn of a session, in order of their tickets.
+"""Waiting line: those in one event loop who wait for the turns of sessions.
 
-A turn is a lease in the field ``turn`` of the session's document, which has two more
-fields once somebody has waited: ``ticket``, the latest number that was drawn, and
-``is_awaited`` while somebody may be waiting: then only a waiter acquires the turn.
+They have the turn of a session in the order in which they come. Between event loops and
+processes there is no order: whoever finds the turn free has it.
 
-A waiter has a document in ``leases``, whose ``_id`` is the session's and the number of
-the ticket, and renews it as a lease is renewed. Neither revision nor update time of the
-session changes, so no loaded ``Session`` becomes stale.
+One task looks for all who wait in an event loop, about ten times a second and whenever
+a turn is released in this process: which of their sessions have a free turn. That takes
+one command, however many wait.
 
-One task looks for all who wait in an event loop, ten times a second and whenever a turn
-is released in this process: which of their sessions have a free turn, and who is first
-in line there. That takes two commands, however many wait. It also renews their tickets.
-
-Of those who interrupt only the latest goes on waiting; the others fail. It has whoever
-gets the turn before it stopped.
+Of those who interrupt, in whichever process, only the latest goes on waiting: the field
+``turn.interrupter`` of the session's document is its lease's token. It has whoever gets
+the turn before it stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
@@ -36,34 +33,14 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.reads import missing_session_error
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.lease import lease_is_free, renewed_at_condition
-from mongo_session_service.storage.statements import Delete, Query, Update
+from mongo_session_service.storage.lease import lease_is_free
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import keep_running
 
-_RENEW_EVERY: Final = 2.0  # seconds
 _AT_ONCE: Final = 10
 """Turns that are acquired at the same time, in one event loop."""
 
-
-_NUMBER: Final = "ticket"
-"""Extra field of the ``_id`` of a waiter's document, beside its session's."""
-_RENEWAL: Final = {"$currentDate": {"renewed_at": True}}
-
-
-class Ticket(NamedTuple):
-    """A place in the line for the turn of a session."""
-
-    key: SessionKey
-    number: int
-    create_time: float
-    """The session's; one that is deleted and created again has another line."""
-    interrupts: bool
-    """Whether it takes the place of all before it that interrupt as well."""
-
-    @property
-    def id(self) -> Document:
-        """The ``_id`` of its document."""
-        return {**self.key.id, _NUMBER: self.number}
+INTERRUPTER: Final = "turn.interrupter"
 
 
 class TurnStatus(NamedTuple):
@@ -75,35 +52,10 @@ class TurnStatus(NamedTuple):
     epoch: int
     stop: Document | None
     """The reason for which somebody wants it to be stopped, if somebody does."""
+    interrupter: str | None
+    """The token of the latest one who interrupts."""
     is_known: bool
     """Whether this release may write the session."""
-
-
-async def draw_ticket(storage: Storage, key: SessionKey, *, interrupts: bool) -> Ticket:
-    """Draw a ticket; from now on the turn is acquired in the order of tickets."""
-    draw = {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}}
-    session = await storage.find_and_update(
-        Update("sessions", stored_session_filter(storage, key), draw),
-        fields=("turn.ticket", "create_time"),
-    )
-    if session is None:
-        raise await missing_session_error(storage, key)
-    number, create_time = session["turn"]["ticket"], session["create_time"]
-    ticket = Ticket(key, number, create_time, interrupts)
-    new = {**_RENEWAL, "$set": {"interrupts": interrupts}}
-    await storage.commit(Update("leases", {"_id": ticket.id}, new, upsert=True))
-    return ticket
-
-
-async def return_ticket(storage: Storage, ticket: Ticket) -> None:
-    """Leave the line."""
-    await storage.commit(Delete("leases", {"_id": ticket.id}))
-
-
-async def renew_tickets(storage: Storage, tickets: Iterable[Ticket]) -> None:
-    for some in cut_by_id_size(tickets):
-        ids = {"_id": {"$in": [each.id for each in some]}}
-        await storage.commit(Update("leases", ids, _RENEWAL, many=True))
 
 
 async def load_turn_states(
@@ -111,10 +63,8 @@ async def load_turn_states(
 ) -> dict[SessionKey, TurnStatus]:
     """Load the turns of those sessions that are stored."""
     visible = queries.visible_filter(storage.clock.now())
-    fields = {
-        **dict.fromkeys(("create_time", NEEDS, "turn.epoch", "turn.stop"), 1),
-        "is_free": lease_is_free(storage, "turn."),
-    }
+    names = ("create_time", NEEDS, "turn.epoch", "turn.stop", INTERRUPTER)
+    fields = {**dict.fromkeys(names, 1), "is_free": lease_is_free(storage, "turn.")}
     turns: dict[SessionKey, TurnStatus] = {}
     for some in cut_by_id_size(keys):
         wanted = {"_id": {"$in": [each.id for each in some]}, **visible}
@@ -127,69 +77,24 @@ async def load_turn_states(
                 each["is_free"],
                 turn.get("epoch", 0),
                 turn.get("stop"),
+                turn.get("interrupter"),
                 not unknown_needs(each),
             )
     return turns
-
-
-async def load_heads(
-    storage: Storage, keys: Iterable[SessionKey]
-) -> dict[SessionKey, tuple[int, int]]:
-    """Load who is next in the line of each session that has waiters.
-
-    The first number is the lowest of those who are to have the turn, the second that
-    of the last one who interrupts, or 0.
-    """
-    is_alive = {"$expr": renewed_at_condition(storage, "$gte")}
-    number = f"$_id.{_NUMBER}"
-    group: Document = {
-        "_id": {name: f"$_id.{name}" for name in SessionKey._fields},
-        "first": {"$min": {"$cond": ["$interrupts", None, number]}},
-        "latest": {"$max": {"$cond": ["$interrupts", number, None]}},
-    }
-    heads: dict[SessionKey, tuple[int, int]] = {}
-    for some in cut_by_id_size(keys):
-        waiting = {"$or": [_waiters_filter(key) for key in some], **is_alive}
-        (found,) = await storage.read(
-            Query("leases", waiting, then=({"$group": group},))
-        )
-        for each in found:
-            numbers = [each[name] for name in ("first", "latest") if each[name]]
-            heads[SessionKey(**each["_id"])] = min(numbers), each["latest"] or 0
-    return heads
-
-
-async def end_line(storage: Storage, last: Ticket) -> None:
-    """Mark the line as empty, unless a ticket was drawn after the last one."""
-    silent = {**_waiters_filter(last.key), **_silent_filter(storage)}
-    await storage.commit(Delete("leases", silent, many=True))
-    own = {"_id": last.key.id, "turn.ticket": last.number}
-    await storage.commit(Update("sessions", own, {"$unset": {"turn.is_awaited": ""}}))
-
-
-async def remove_silent_waiters(storage: Storage) -> None:
-    silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent_filter(storage)}
-    await storage.commit(Delete("leases", silent, many=True))
 
 
 def stored_session_filter(storage: Storage, key: SessionKey) -> Document:
     return {"_id": key.id, **queries.writable_filter(storage)}
 
 
-def _waiters_filter(key: SessionKey) -> Document:
-    return {"_id": {"$gt": key.id, "$lt": {**key.id, _NUMBER: {}}}}
-
-
-def _silent_filter(storage: Storage) -> Document:
-    """The filter of waiters that have not renewed their documents."""
-    return {"$expr": renewed_at_condition(storage, "$lt")}
-
-
 class Waiter:
     """One caller in the line."""
 
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket = ticket
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+        """That of one who interrupts."""
+        self.create_time: float | None = None
+        """The session's; one that is deleted and created again has another line."""
         self._is_called = asyncio.Event()
         self._error: Exception | None = None
         self._is_free = False
@@ -217,7 +122,7 @@ class WaitingLine:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._lines: dict[SessionKey, set[Waiter]] = {}
+        self._lines: dict[SessionKey, list[Waiter]] = {}
         self._checking: asyncio.Task[None] | None = None
         self._has_to_check = asyncio.Event()
         self.acquiring = asyncio.Semaphore(_AT_ONCE)
@@ -227,10 +132,9 @@ class WaitingLine:
         self._arrivals = WeakValueDictionary()
 
     def arrival(self, key: SessionKey) -> asyncio.Lock:
-        """Return the lock that each caller holds until it has a turn or a ticket.
+        """Return the lock that each caller holds until it has a turn or is in the line.
 
-        So they get them in the order in which they come: the server may do what was
-        sent later first.
+        So they come in order: the server may do what was sent later first.
         """
         return self._arrivals.setdefault(key, asyncio.Lock())
 
@@ -238,11 +142,11 @@ class WaitingLine:
         return key in self._lines
 
     @contextmanager
-    def join(self, ticket: Ticket) -> Iterator[Waiter]:
+    def join(self, key: SessionKey, token: str | None) -> Iterator[Waiter]:
         """Wait in the line, for as long as the block lasts."""
-        waiter = Waiter(ticket)
-        line = self._lines.setdefault(ticket.key, set())
-        line.add(waiter)
+        waiter = Waiter(token)
+        line = self._lines.setdefault(key, [])
+        line.append(waiter)
         if self._checking is None:
             self._checking = keep_running(
                 "The check for free turns", self._keep_checking
@@ -253,63 +157,53 @@ class WaitingLine:
         finally:
             line.remove(waiter)
             if not line:
-                del self._lines[ticket.key]
+                del self._lines[key]
             if not self._lines:
                 self._checking = None
-                self.check_turns()
+            self.check_turns()
 
     def check_turns(self) -> None:
         """Check the turns now: one was released in this process."""
         self._has_to_check.set()
 
-    def fail_all(self) -> None:
-        """Fail all waiters: the service was closed."""
-        self._fail(service_closed_error())
-
-    def _fail(self, error: Exception) -> None:
-        for each in self._all_waiters():
-            each.wake(error)
-
-    def _all_waiters(self) -> list[Waiter]:
-        return [each for line in self._lines.values() for each in line]
+    def fail_all(self, error: Exception | None = None) -> None:
+        """Fail all waiters; without another error, because the service was closed."""
+        for line in self._lines.values():
+            for each in line:
+                each.wake(error or service_closed_error())
 
     async def _keep_checking(self) -> None:
         task = asyncio.current_task()
-        clock = asyncio.get_running_loop().time
-        renewed_at = clock()
         while self._checking is task:
             self._has_to_check.clear()
             try:
-                if clock() >= renewed_at + _RENEW_EVERY:
-                    renewed_at = clock()
-                    tickets = [each.ticket for each in self._all_waiters()]
-                    await renew_tickets(self._storage, tickets)
-                await self._call_first()
+                await self._call_waiters()
             except StorageUnavailableError:
                 pass  # it looks again soon
             except MongoSessionServiceError as error:
-                self._fail(error)
+                self.fail_all(error)
+            # So that no process is always the first to look.
+            chance = random.uniform(0.5, 1.5)  # noqa: S311  no secret
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._storage.limits.turn_poll_seconds):
+                pause = self._storage.limits.turn_poll_seconds * chance
+                async with asyncio.timeout(pause):
                     await self._has_to_check.wait()
 
-    async def _call_first(self) -> None:
+    async def _call_waiters(self) -> None:
         """Wake who is first in line for a free turn, or interrupts one that runs."""
-        waiters = self._all_waiters()
-        turns = await load_turn_states(self._storage, list(self._lines))
-        asked = {each.ticket.key for each in waiters if each.ticket.interrupts}
-        asked |= {key for key, turn in turns.items() if turn.is_free}
-        heads = await load_heads(self._storage, asked)
-        for each in waiters:
-            key, number, create_time, interrupts = each.ticket
+        lines = {key: [*line] for key, line in self._lines.items()}
+        turns = await load_turn_states(self._storage, lines)
+        for key, line in lines.items():
             turn = turns.get(key)
-            first, latest = heads.get(key, (number, 0))
-            if turn is None or turn.create_time != create_time or not turn.is_known:
-                each.wake(await missing_session_error(self._storage, key))
-            elif interrupts and number < latest:
-                each.wake(turn_interrupted_error(key.session_id))
-            # One whose own document was removed is first if nobody is before it.
-            elif turn.is_free and first >= number:
-                each.wake()
-            elif not turn.is_free and interrupts and turn.stop is None:
-                each.wake(is_free=False)
+            for each in line:
+                if turn is not None and each.create_time is None:
+                    each.create_time = turn.create_time
+                is_own = turn is not None and turn.create_time == each.create_time
+                if turn is None or not is_own or not turn.is_known:
+                    each.wake(await missing_session_error(self._storage, key))
+                elif each.token is not None and each.token != turn.interrupter:
+                    each.wake(turn_interrupted_error(key.session_id))
+                elif turn.is_free and each is line[0]:
+                    each.wake()
+                elif not turn.is_free and each.token is not None and turn.stop is None:
+                    each.wake(is_free=False)

@@ -106,8 +106,6 @@ async def use_sessions(service: MongoSessionService) -> None:
     assert len([each async for each in service.iter_events(**SESSION)]) == 2
     async with service.turn(**SESSION):
         await asyncio.create_task(wait_in_vain(service), context=Context())
-    async with service.turn(**SESSION):
-        pass  # in line, since somebody has waited
     runner: Any = SilentRunner()
     owner = {"user_id": SESSION["user_id"], "session_id": SESSION["session_id"]}
     await (await service.start_turn(runner, **owner)).result()

@@ -22,6 +22,7 @@ from support.http_paths import USER, app_of
 from support.http_server import serving
 from support.scripted_model import ScriptedModel
 from support.subscriptions import IDS, PATIENCE, Follower, new_event
+from support.waiters import in_line
 
 from mongo_session_service import (
     Change,
@@ -91,7 +92,7 @@ async def in_turn(service: MongoSessionService, _: Session) -> None:
         pass
 
 
-async def in_line(service: MongoSessionService, _: Session | None = None) -> None:
+async def take_turn(service: MongoSessionService, _: Session | None = None) -> None:
     async with service.turn(**NEWER):
         pass
 
@@ -136,7 +137,7 @@ REFUSED: dict[str, Ask] = {
     "stop_turn": lambda it, _: it.stop_turn(**NEWER),
     "trim_session": lambda it, _: it.trim_session(**NEWER, keep_last=1),
     "turn": in_turn,
-    "turn, in line": in_line,
+    "turn, in line": take_turn,
     "update_session": lambda it, _: it.update_session(**NEWER, title="x"),
     "wait_for": lambda it, _: it.wait_for(**NEWER, predicate=lambda _: True),
     "watch": watched,
@@ -292,11 +293,9 @@ async def test_who_waits_for_its_turn_waits_no_longer(
     """They receive the error as soon as a later release has given it a need."""
     await service.create_session(**NEWER)
     async with service.turn(**NEWER):
-        waiting = asyncio.create_task(in_line(service), context=Context())
-        wanted = {"_id": NEWER, "turn.ticket": {"$exists": True}}
+        waiting = asyncio.create_task(take_turn(service), context=Context())
+        await in_line(service, 1)
         async with asyncio.timeout(PATIENCE):
-            while not admin[database].sessions.count_documents(wanted):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
             give_need(admin, database, "newer")
             with pytest.raises(SchemaVersionError, match=NEED):
                 await waiting

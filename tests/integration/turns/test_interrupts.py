@@ -21,6 +21,7 @@ from support.one_session import IDS, read
 from support.scripted_model import said, texts_of
 from support.spoken_model import SpokenModel
 from support.subscriptions import until
+from support.waiters import in_line
 
 from mongo_session_service import MongoSessionService, RunningTurn
 from mongo_session_service.errors import TurnInterruptedError
@@ -107,7 +108,7 @@ async def test_the_latest_of_many_services_wins(
     database: str,
     admin: MongoClient[Any],
 ) -> None:
-    """In the order in which MongoDB has them; a caller of turn() keeps its place."""
+    """In the order in which MongoDB has them; a caller of turn() waits for its turn."""
     await service.create_session(**IDS)
     model, order = SpokenModel(), list[str]()
 
@@ -128,9 +129,11 @@ async def test_the_latest_of_many_services_wins(
         calls.insert(5, edit())
         tasks = []
         async with service.turn(**IDS):
-            for call in calls:
+            for number, call in enumerate(calls):
+                before = interrupter(admin, database)
                 tasks.append(asyncio.create_task(call, context=Context()))
-                await until(lambda: tickets(admin, database) == len(tasks))
+                if number != 5:
+                    await until(lambda: interrupter(admin, database) != before)  # noqa: B023
         outcomes = await asyncio.gather(*tasks)
         del outcomes[5]
         assert outcomes[:-1] == [None] * 8
@@ -138,11 +141,11 @@ async def test_the_latest_of_many_services_wins(
         await check_latest_wins(service, model, outcomes)
 
 
-def tickets(admin: MongoClient[Any], database: str) -> int:
-    """How many tickets were drawn for the turn."""
+def interrupter(admin: MongoClient[Any], database: str) -> str | None:
+    """The latest caller who interrupts."""
     session = admin[database].sessions.find_one({})
     assert session is not None
-    return session["turn"].get("ticket", 0)  # type: ignore[no-any-return]
+    return session["turn"].get("interrupter")  # type: ignore[no-any-return]
 
 
 @pytest.mark.release
@@ -180,14 +183,14 @@ async def test_the_latest_of_many_processes_wins(
 
 @quick_stops
 async def test_a_turn_that_comes_first_is_stopped_for_one_that_interrupts(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
+    service: MongoSessionService,
 ) -> None:
     """One that waited in line before it gets its turn, and is stopped as well."""
     await service.create_session(**IDS)
     model = SpokenModel()
     first = await start(service, SpokenModel(), "first")
     patient = asyncio.create_task(start(service, SpokenModel(), "patient"))
-    await until(lambda: tickets(admin, database))
+    await in_line(service, 1)
     async with asyncio.timeout(PATIENCE):
         last = await start(service, model, "0", interrupt=True)
         await check_latest_wins(service, model, [last])

@@ -14,11 +14,11 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events import Event
 from google.adk.runners import Runner
-from pymongo import MongoClient
 from support.consumers import take
 from support.one_session import IDS, authors, read
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
+from support.waiters import in_line
 
 from mongo_session_service import LeaseLostError, MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
@@ -56,15 +56,6 @@ async def freeze(replica_set: EmbeddedReplicaSet) -> None:
 def runner_of(service: MongoSessionService, model: SpokenModel) -> Runner:
     agent = LlmAgent(name="agent", model=model)
     return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
-
-
-async def ticket_drawn(uri: str) -> None:
-    """Wait until a caller stands in line, and no more in the middle of an attempt."""
-    tickets = {"_id": {"$type": "object"}}
-    async with asyncio.timeout(60):
-        with MongoClient[Any](uri) as client:
-            while not client.adk.leases.count_documents(tickets):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
 
 
 async def test_a_living_process_keeps_its_turns_and_consumers(
@@ -107,7 +98,7 @@ async def test_a_living_process_keeps_its_turns_and_consumers(
                 await other.append_event(session, Event(author="waiter"))
 
         waiting = asyncio.create_task(append_in_turn())
-        await ticket_drawn(replica_set.uri)
+        await in_line(other, 1)
         standing_by = asyncio.create_task(take(other.consumer("c"), 1))
         recovering = [
             asyncio.create_task(each.recover_turns(runner_of(each, model)))

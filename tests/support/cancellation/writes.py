@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from support.cancellation.world import (
     of_user,
     works,
 )
+from support.waiters import in_line
 
 
 async def create(world: World) -> Prepared:
@@ -254,12 +257,32 @@ async def prune(world: World) -> Prepared:
 
 
 async def turn(world: World) -> Prepared:
-    return await _turn(world, {})
+    return _turn(world, ids_of(await world.session(events=0)))
 
 
 async def turn_in_line(world: World) -> Prepared:
-    """A turn that somebody else was waiting for, who died."""
-    return await _turn(world, {"epoch": 1, "ticket": 1, "is_awaited": True})
+    """A turn that another caller has until this one is in line."""
+    ids = ids_of(await world.session(events=0))
+    respond, is_free = _turn(world, ids)
+    held, gave_up = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with world.service.turn(**ids):
+            held.set()
+            ends = [in_line(world.service, 1), gave_up.wait()]
+            ending = [asyncio.ensure_future(each) for each in ends]
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            for each in ending:
+                each.cancel()
+
+    async def check() -> None:
+        gave_up.set()
+        await holding
+        await is_free()
+
+    holding = asyncio.create_task(hold(), context=Context())
+    await held.wait()
+    return respond, check
 
 
 async def run_turn(world: World) -> Prepared:
@@ -393,11 +416,7 @@ async def stop_turn(world: World) -> Prepared:
     return stop(), partial(_is_free, world, ids)
 
 
-async def _turn(world: World, stored: dict[str, Any]) -> Prepared:
-    session = await world.session(events=0)
-    ids, database = ids_of(session), world.client[world.database]
-    await database["sessions"].update_one({"_id": ids}, {"$set": {"turn": stored}})
-
+def _turn(world: World, ids: dict[str, str]) -> Prepared:
     async def respond() -> None:
         async with world.service.turn(**ids) as fresh:
             await world.service.append_event(fresh, new_event())
