@@ -9,6 +9,7 @@ soon, and opens one for each loop that stays.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import warnings
@@ -20,7 +21,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
-from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE
 from mongo_session_service.schema.setup import check, set_up
@@ -44,6 +45,8 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
+
+logger = logging.getLogger(__name__)
 
 _CLIENT_PRICE: Final = 100
 """Calls through the loop thread that take as long, together, as to open a client."""
@@ -202,7 +205,13 @@ class Backends:
         for each in self.opened.copy().values():
             each.storage.has_event_index = EVENT_ONCE.name not in self._missing
         if is_to_be_built:
-            self._build = background(self._set_up(storage, builds=True))
+            self._build = background(self._build_indexes(storage))
+
+    async def _build_indexes(self, storage: Storage) -> None:
+        try:
+            await self._set_up(storage, builds=True)
+        except MongoSessionServiceError as error:  # nobody awaits this
+            logger.warning("Indexes are missing. %s", error)
 
     def _open_client(
         self,

@@ -1,14 +1,13 @@
-"""Setup: collections and indexes, as far as the server permits, and their version."""
+"""Setup: collections, indexes and their version."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from mongo_session_service.errors import NotAuthorizedError, SchemaVersionError
+from mongo_session_service.errors import SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES, Index
 from mongo_session_service.storage import server
 from mongo_session_service.storage.kernel import Storage
@@ -55,30 +54,28 @@ async def check(storage: Storage) -> None:
 async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     """Check both, and create what is missing; safe to repeat and to race.
 
-    Where nothing is missing, one round trip follows the server's greeting. Without
-    ``builds``, no index of a large collection is built. If something cannot be created,
-    because the user lacks a privilege or something else is in its place, a warning is
-    logged and the service works without it.
+    Where nothing is missing, one round trip follows the server's greeting, and no
+    privilege to create is needed. Without ``builds``, no index of a large collection is
+    built. An index in whose place something else is, is left out with a warning: the
+    service works without it.
+
+    Raises:
+        NotAuthorizedError: The user may not create what is missing.
     """
-    attempts = _CreationAttempts(storage)
     # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
     # cancelled can wait for ever.
     await server.check_deployment(storage)
-    version, collections, indexes = await asyncio.gather(
+    version, there, indexes = await asyncio.gather(
         recorded_version(storage),
-        _missing_collections(attempts),
-        _missing_indexes(attempts),
+        server.collection_names(storage),
+        missing_indexes(storage),
     )
     refuse_newer(version)
-    skipped = await _create_missing(attempts, collections, indexes, builds=builds)
+    missing = {*NEEDED} - there
+    result = await _create_missing(storage, missing, indexes, builds=builds)
     if version is None:
-        with attempts.recording_failure("the schema version"):
-            await _record_version(storage)
-    attempts.log_failures()
-    failed = [each for each in INDEXES if _index_name(storage, each) in attempts.failed]
-    return SetupResult(
-        frozenset(each.name for each in (*failed, *skipped)), bool(skipped)
-    )
+        await _record_version(storage)
+    return result
 
 
 async def missing_indexes(storage: Storage) -> list[Index]:
@@ -90,66 +87,16 @@ async def missing_indexes(storage: Storage) -> list[Index]:
     return [each for each in INDEXES if not each.is_like(described[each.collection])]
 
 
-class _CreationAttempts:
-    """Attempts to create something, and why those that failed did."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-        self.failed: dict[str, str] = {}
-
-    @contextmanager
-    def recording_failure(self, *things: str) -> Iterator[None]:
-        """Try to create something that the service works without."""
-        try:
-            yield
-        except NotAuthorizedError:
-            self.failed |= dict.fromkeys(things, "the user lacks the privilege")
-        except NotCreatedError as error:
-            self.failed |= dict.fromkeys(things, str(error))
-
-    def log_failures(self) -> None:
-        if not self.failed:
-            return
-        logger.warning(
-            "Not all could be created in database %r: %s. The service works without,"
-            " but slower. Remove the cause, then call setup() as a user with the role"
-            " that `mongo-session-service grants` prints.",
-            self.storage.database.name,
-            "; ".join(f"{what} ({why})" for what, why in self.failed.items()),
-        )
-
-
-async def _missing_collections(attempts: _CreationAttempts) -> set[str]:
-    with attempts.recording_failure("collections"):
-        return {*NEEDED} - await server.collection_names(attempts.storage)
-    return set()
-
-
-async def _missing_indexes(attempts: _CreationAttempts) -> list[Index]:
-    # Creating an index that exists would need the privilege as well.
-    with attempts.recording_failure(
-        *(_index_name(attempts.storage, each) for each in INDEXES)
-    ):
-        return await missing_indexes(attempts.storage)
-    return []
-
-
 async def _create_missing(
-    attempts: _CreationAttempts,
-    collections: set[str],
-    indexes: list[Index],
-    *,
-    builds: bool,
-) -> list[Index]:
-    """Create collections and indexes, and return the indexes that were left out."""
-    storage = attempts.storage
+    storage: Storage, collections: set[str], indexes: list[Index], *, builds: bool
+) -> SetupResult:
     new = set(collections)
     skipped: list[Index] = []
+    failed: dict[Index, str] = {}
     if _LARGEST in new:
         # First, since an index that creates it would not have it compressed.
-        with attempts.recording_failure(f"collection {storage.prefix + _LARGEST!r}"):
-            await server.create_collection(storage, _LARGEST, compressed=True)
-            new.discard(_LARGEST)
+        await server.create_collection(storage, _LARGEST, compressed=True)
+        new.discard(_LARGEST)
     for name in _INDEXED:
         lacking = [each for each in indexes if each.collection == name]
         keeps_waiting = (
@@ -161,31 +108,41 @@ async def _create_missing(
         )
         if keeps_waiting:
             skipped += lacking
-        elif lacking and await _create_indexes(attempts, name, lacking):
+        elif lacking:
+            failed |= await _create_indexes(storage, name, lacking)
             new.discard(name)
     for name in sorted(new):
-        with attempts.recording_failure(f"collection {storage.prefix + name!r}"):
-            await server.create_collection(storage, name)
-    return skipped
+        await server.create_collection(storage, name)
+    if failed:
+        logger.warning(
+            "Not all could be created in database %r: %s. The service works without,"
+            " but slower. Remove the cause, then call setup().",
+            storage.database.name,
+            "; ".join(
+                f"index {it.name!r} of {storage.prefix + it.collection!r} ({why})"
+                for it, why in failed.items()
+            ),
+        )
+    names = frozenset(each.name for each in (*failed, *skipped))
+    return SetupResult(names, bool(skipped))
 
 
 async def _create_indexes(
-    attempts: _CreationAttempts, name: str, lacking: list[Index]
-) -> bool:
-    """Create indexes, and their collection; True if all exist then."""
+    storage: Storage, name: str, lacking: list[Index]
+) -> dict[Index, str]:
+    """Create indexes, and their collection; return why some could not be created."""
     definitions = [(each.directed_keys, each.options) for each in lacking]
-    with suppress(NotAuthorizedError, NotCreatedError):
-        await server.create_indexes(attempts.storage, name, definitions)
-        return True
+    with suppress(NotCreatedError):
+        await server.create_indexes(storage, name, definitions)
+        return {}
+    failed: dict[Index, str] = {}
     for index, each in zip(lacking, definitions, strict=True):
         # One that fails does not keep the others from it.
-        with attempts.recording_failure(_index_name(attempts.storage, index)):
-            await server.create_indexes(attempts.storage, name, [each])
-    return False
-
-
-def _index_name(storage: Storage, index: Index) -> str:
-    return f"index {index.name!r} of {storage.prefix + index.collection!r}"
+        try:
+            await server.create_indexes(storage, name, [each])
+        except NotCreatedError as error:
+            failed[index] = str(error)
+    return failed
 
 
 async def recorded_version(storage: Storage) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,33 +11,72 @@ from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event
 from pymongo import MongoClient
 from support.failpoints import failing, victim_uri
-from support.subscriptions import SESSION
+from support.subscriptions import PATIENCE, SESSION
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, NotAuthorizedError
 from mongo_session_service.admin import Status, examine
-from mongo_session_service.schema.indexes import INDEXES
+from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
+from mongo_session_service.testing import Limits
+
+
+async def test_a_user_who_may_not_create_uses_what_is_there(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """What is missing is one error, which names ``grants``; nothing is stored."""
+    service = MongoSessionService(victim_uri(mongodb_uri), database=database)
+    with failing(admin, "create", "createIndexes", errorCode=13):
+        with pytest.raises(NotAuthorizedError, match="mongo-session-service grants"):
+            await service.create_session(**SESSION)
+        assert database not in admin.list_database_names()
+        async with MongoSessionService(mongodb_uri, database=database):
+            pass  # an administrator's
+        await service.create_session(**SESSION)
+    await service.close()
 
 
 async def test_without_the_index_each_append_is_checked(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """While something else is in its place, nothing is stored twice."""
+    admin[database].events.create_index("event.author", name=EVENT_ONCE.name)
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        session = await service.create_session(**SESSION)
+        stored = await service.append_event(session, Event(author="x"))
+        await service.append_event(session, stored.model_copy(deep=True))
+        with pytest.raises(AlreadyExistsError):
+            await service.append_event(session, Event(id=stored.id, author="other"))
+
+    assert admin[database].events.count_documents({}) == 1
+
+
+async def test_indexes_that_a_user_may_not_build_are_named(
     mongodb_uri: str,
     database: str,
     admin: MongoClient,
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user who may not create it is warned once, and stores nothing twice."""
+    """Those of a large collection, for which no call waits."""
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        await service.create_session(**SESSION)
+    admin[database].sessions.drop_index("by_title")
+    logged: asyncio.Future[str] = asyncio.Future()
+    monkeypatch.setattr(
+        logging.getLogger("mongo_session_service.backend"),
+        "warning",
+        lambda text, error: logged.set_result(text % error),
+    )
+    service = MongoSessionService(
+        victim_uri(mongodb_uri),
+        database=database,
+        _limits=Limits(unindexed_documents=0),
+    )
     with failing(admin, "createIndexes", errorCode=13):
-        async with MongoSessionService(
-            victim_uri(mongodb_uri), database=database
-        ) as service:
-            session = await service.create_session(**SESSION)
-            stored = await service.append_event(session, Event(author="x"))
-            await service.append_event(session, stored.model_copy(deep=True))
-            with pytest.raises(AlreadyExistsError):
-                await service.append_event(session, Event(id=stored.id, author="other"))
+        await service.append(**SESSION, event=Event(author="x"))
+        async with asyncio.timeout(PATIENCE):
+            warning = await logged
+    await service.close()
 
-    assert admin[database].events.count_documents({}) == 1
-    (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "Not all could be created" in warning.message
+    assert warning.startswith("Indexes are missing. MongoDB refused a command: ")
 
 
 async def test_dropped_indexes_are_reported_and_created_by_setup(

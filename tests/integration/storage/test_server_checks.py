@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ import pytest
 from google.adk.events import Event
 from mongomock_motor import AsyncMongoMockClient
 from pymongo import MongoClient
-from support.failpoints import failing, victim_uri
+from support.failpoints import failing
 
 from mongo_session_service import (
     ConfigurationError,
@@ -129,30 +128,6 @@ async def test_mongodb_without_build_information_is_accepted(
         await service.create_session(**IDS)
 
     assert hello.await_count
-
-
-async def test_without_privilege_to_create_indexes_it_works_with_one_warning(
-    mongodb_uri: str,
-    database: str,
-    admin: MongoClient,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A user who may only read and write is served; one warning names the rest."""
-    service = MongoSessionService(victim_uri(mongodb_uri), database=database)
-
-    with (
-        caplog.at_level(logging.WARNING),
-        failing(admin, "create", "createIndexes", errorCode=13),
-    ):
-        session = await service.create_session(**IDS)
-        await service.append_event(session, Event(author="x"))
-
-        await service.append_event(session, session.events[0].model_copy(deep=True))
-
-    assert len(session.events) == 1
-    assert await service.get_session(**IDS) == session
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "setup()" in caplog.text
 
 
 async def test_data_that_allows_for_no_index_is_served_with_a_warning(
