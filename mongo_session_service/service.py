@@ -30,13 +30,13 @@ from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
+    listed_session,
     mark,
     show_missed_events,
     to_session,
 )
-from mongo_session_service.codec.documents import StoredSession
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import Hook, Hooks
-from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.consumers.checkpoint import (
     ConsumerSettings,
     ConsumerStatus,
@@ -64,7 +64,6 @@ from mongo_session_service.model.metadata import (
     StoredDetails,
 )
 from mongo_session_service.model.records import (
-    Document,
     ScopedState,
     SessionKey,
     lookup_key,
@@ -432,7 +431,7 @@ class MongoSessionService(BaseSessionService):
                 app_name=app, user_id=user, limit=page_size, page_token=page_token
             )
             return ListedPage.model_construct(
-                sessions=[*map(_as_listed_session, page.sessions)],
+                sessions=[*map(listed_session, page.sessions)],
                 next_page_token=page.next_page_token,
             )
         backend = await self._backends.backend()
@@ -1104,7 +1103,7 @@ class MongoSessionService(BaseSessionService):
         *,
         rewound: bool,
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        pages: AsyncGenerator[list[Document]] | None = None
+        pages: AsyncGenerator[list[EventRecord]] | None = None
         left = wanted.limit
         while left != 0:
             named = key.app_name, key.session_id
@@ -1124,7 +1123,7 @@ class MongoSessionService(BaseSessionService):
             for each in page:
                 event = documents.decode_event(each, self._hooks)
                 if invocation_id in {None, event.invocation_id}:
-                    yield each["_id"]["revision"], event
+                    yield each.revision, event
                     left = None if left is None else left - 1
                     if left == 0:
                         return
@@ -1144,7 +1143,7 @@ class MongoSessionService(BaseSessionService):
     async def _user_events(
         self, app_name: str, user_id: str
     ) -> AsyncGenerator[UserEvent, None]:
-        pages: AsyncGenerator[list[Document]] | None = None
+        pages: AsyncGenerator[list[EventRecord]] | None = None
         while True:
             with Operation("iter_user_events", self.database_name, app_name):
                 backend = await self._backends.backend()
@@ -1155,8 +1154,7 @@ class MongoSessionService(BaseSessionService):
                 return
             for each in page:
                 event = documents.decode_event(each, self._hooks)
-                id_ = each["_id"]
-                yield UserEvent(id_["session_id"], id_["revision"], event)
+                yield UserEvent(each.key.session_id, each.revision, event)
 
     @traced
     async def get_session_at(
@@ -1651,12 +1649,6 @@ class MongoSessionService(BaseSessionService):
         ages = {each.name: each.checkpoint_age for each in self._consumers}
         reading = {name: age for name, age in ages.items() if age is not None}
         return replace(self._feeds.stats(), checkpoint_ages=reading)
-
-
-def _as_listed_session(summary: SessionSummary) -> Session:
-    """Make what a list shows of a session."""
-    record = SessionRecord.summarised(summary)
-    return to_session(StoredSession(record, dict(summary.state or {}), []))
 
 
 def _app_of(runner: object) -> str:

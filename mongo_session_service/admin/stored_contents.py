@@ -15,10 +15,11 @@ from typing import Final
 from google.adk.events.event import Event
 
 from mongo_session_service.codec import documents
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.codec.record import STATES, SessionRecord, is_placeholder
+from mongo_session_service.codec.record import STATES, SessionRecord
 from mongo_session_service.errors import StorageError
-from mongo_session_service.model.records import Document, SessionKey, session_key
+from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.setup import (
     NEEDED,
@@ -83,18 +84,16 @@ async def iter_stored_events(
             yield _stored_event(each, storage.hooks)
 
 
-def _stored_event(stored: Document, hooks: Hooks) -> LoggedEvent:
-    clear = stored["event"] if isinstance(stored.get("event"), dict) else {}
-    timestamp = clear.get("timestamp")
+def _stored_event(stored: EventRecord, hooks: Hooks) -> LoggedEvent:
     event = None
     with suppress(StorageError):  # sealed, or of another release of ADK
         event = documents.decode_event(stored, hooks)
     return LoggedEvent(
-        revision=stored["_id"]["revision"],
+        revision=stored.revision,
         event=event,
-        id=str(clear.get("id")),
-        timestamp=timestamp if isinstance(timestamp, int | float) else 0.0,
-        is_sealed=event is None and "hooked" in stored,
+        id=str(stored.id),
+        timestamp=stored.timestamp,
+        is_sealed=event is None and stored.is_sealed,
     )
 
 
@@ -161,10 +160,10 @@ async def _count_erasable_session(
     found = await storage.find_one(Query("sessions", wanted, without=STATES))
     if found is None:
         return None
-    if is_placeholder(found):
+    session = SessionRecord.read_removed(found)
+    if session is None:
         return NOTHING
-    events = SessionRecord.of_any(found).most_stored
-    return replace(NOTHING, sessions=1, events=events)
+    return replace(NOTHING, sessions=1, events=session.most_stored)
 
 
 async def erase(

@@ -23,14 +23,15 @@ from pydantic import ValidationError
 
 from mongo_session_service.changes.change import Change, ChangeKind
 from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.record import (
     COPIED_BY,
     SessionRecord,
-    check_needs,
     decode_turn,
     is_placeholder,
     key_of,
+    read_announcement,
 )
 from mongo_session_service.codec.waiting_calls import (
     WAITING,
@@ -38,8 +39,6 @@ from mongo_session_service.codec.waiting_calls import (
 )
 from mongo_session_service.errors import HistoryLostError, StorageError, quoted
 from mongo_session_service.model.records import (
-    ANNOUNCES_DETAILS,
-    ANNOUNCES_REMOVAL,
     SHARD_KEY,
     Document,
     SessionKey,
@@ -105,8 +104,16 @@ class ChangeRecord:
 
     @property
     def session(self) -> SessionRecord:
-        """The session that was created, updated, or is shown."""
-        return SessionRecord(self.key, self.content["document"])
+        """The session that was created, or is shown; of one updated what is new."""
+        document = self.content["document"]
+        if self.kind == "updated":
+            return SessionRecord.part(self.key, document)
+        return SessionRecord.read(document)
+
+    @property
+    def event(self) -> EventRecord:
+        """The event that was appended, or redacted."""
+        return EventRecord(self.content["document"])
 
     @cached_property
     def size(self) -> int:
@@ -123,8 +130,7 @@ class ChangeRecord:
         Its keys are prefixed by scope. It is also empty if another tool wrote it;
         reading the event raises then.
         """
-        event = self.content["document"]["event"]
-        actions = event.get("actions")
+        actions = self.event.event.get("actions")
         delta = actions.get("state_delta") if isinstance(actions, dict) else None
         if not isinstance(delta, dict) or not any(map(_MAY_BE_SHARED, delta)):
             return {}
@@ -146,17 +152,13 @@ class ChangeRecord:
         except StorageError as error:
             message = "Subscribers do not receive the content of a change. %s"
             logger.warning(message, error)
-        if self.kind not in {"appended", "created"}:
-            return None
-        if self.kind == "created":
-            revision, time = self.session.revision, self.session.created
-        else:
-            document = self.content["document"]
-            revision, time = (
-                document["_id"]["revision"],
-                document["event"].get("timestamp"),
-            )
-        time = float(time) if isinstance(time, int | float) else 0.0
+        match self.kind:
+            case "created":
+                revision, time = self.session.revision, self.session.created
+            case "appended":
+                revision, time = self.event.revision, self.event.timestamp
+            case _:
+                return None
         return self._build_change({"revision": revision, "time": time})
 
     def change(self) -> Change:
@@ -176,28 +178,26 @@ class ChangeRecord:
 
     def _decoded_fields(self, content: Document) -> Document:
         hooks, document = self.hooks, content.get("document", {})
-        check_needs(document)
         fields: Document = {}
         if "event" in document:
-            event = documents.decode_event(document, hooks)
+            (event,) = documents.decode_events([document], hooks)
             fields = {"event": event, "time": event.timestamp}
         copied_by = document.get(COPIED_BY)
         if WAITING in document or self.kind == "updated":
-            calls = decode_waiting({**document, "_id": self.key.id}, hooks)
-            fields["waiting"] = calls.named
+            fields["waiting"] = decode_waiting(self.key, document, hooks).named
         match self.kind:
             case "appended":
-                fields["revision"] = document["_id"]["revision"]
+                fields["revision"] = self.event.revision
                 fields["state_delta"] = event.actions.state_delta
                 fields["copied_by"] = copied_by
             case "redacted":
                 return {"event": event, "copied_by": copied_by}
             case "created":
-                fields["revision"] = self.session.revision
-                fields["time"] = self.session.created
+                session = self.session
+                fields |= {"revision": session.revision, "time": session.created}
                 fields["copied_by"] = copied_by
-                fields["state_delta"] = self.session.own_state(hooks)
-                fields |= self.session.place_as_results()
+                fields["state_delta"] = session.own_state(hooks)
+                fields |= session.place_as_results()
             case "snapshot":
                 session = self.session
                 state = documents.decode_shared_state(
@@ -336,7 +336,7 @@ def updated_record(
     session: SessionRecord, hooks: Hooks, time: float = 0.0
 ) -> ChangeRecord:
     """Build an ``updated`` change: of title, labels, expiry or waiting calls."""
-    content = {"document": session.announced()}
+    content = {"document": session.announced}
     return ChangeRecord("updated", session.key, content, time, hooks)
 
 
@@ -347,16 +347,13 @@ def snapshot_record(
     return ChangeRecord("snapshot", session.key, content, hooks=hooks)
 
 
-def decode_appended(
-    id_: Any, document: Document | None, hooks: Hooks
-) -> ChangeRecord | None:
+def decode_appended(document: Document | None, hooks: Hooks) -> ChangeRecord | None:
     """Decode a document of the events collection, if this package wrote it."""
-    key = key_of(id_, "revision")
-    if key is None or not document or not isinstance(id_["revision"], int):
-        return None  # too large for the stream, and deleted before it was read
-    if not isinstance(document.get("event"), dict):
+    # Without one, it was too large for the stream, and deleted before it was read.
+    event = EventRecord.read(document) if document else None
+    if event is None:
         return None
-    return ChangeRecord("appended", key, {"document": document}, hooks=hooks)
+    return ChangeRecord("appended", event.key, {"document": document}, hooks=hooks)
 
 
 def decode_trimmed(
@@ -381,7 +378,7 @@ def _decode_document(
 ) -> ChangeRecord | None:
     collection, id_ = change["ns"]["coll"], change["documentKey"]["_id"]
     if collection == names.events:
-        found = decode_appended(id_, change.get("fullDocument"), hooks)
+        found = decode_appended(change.get("fullDocument"), hooks)
         is_redaction = change["operationType"] == _OF_REDACTIONS
         return replace(found, kind="redacted") if found and is_redaction else found
     if collection == names.sessions:
@@ -392,19 +389,19 @@ def _decode_document(
 def _decode_session_change(
     id_: Any, change: Document, hooks: Hooks
 ) -> ChangeRecord | None:
-    kind, document = change["operationType"], change.get("fullDocument") or {}
-    if kind == "insert":
-        if key := key_of(id_, ANNOUNCES_REMOVAL):
+    document = change.get("fullDocument") or {"_id": id_}
+    if change["operationType"] == "delete":
+        key = key_of(id_)
+        return key and ChangeRecord("deleted", key, {}, hooks=hooks)
+    match read_announcement(document):
+        case SessionRecord() as session:
+            return updated_record(session, hooks)
+        case SessionKey() as key:
             return ChangeRecord("tombstone", key, {})
-        if key := key_of(id_, ANNOUNCES_DETAILS):
-            return updated_record(SessionRecord(key, document), hooks)
-    key = key_of(id_)
-    if key is not None and kind == "delete":
-        return ChangeRecord("deleted", key, {}, hooks=hooks)
-    if key is None or is_placeholder(document):
+    if key_of(id_) is None or is_placeholder(document):
         return None
-    SessionRecord.read(document)
-    return ChangeRecord("created", key, {"document": document}, hooks=hooks)
+    session = SessionRecord.read(document)
+    return ChangeRecord("created", session.key, {"document": document}, hooks=hooks)
 
 
 def _decode_state_change(

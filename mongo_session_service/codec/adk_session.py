@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from google.adk.events.event import Event
 from google.adk.sessions.session import Session
 
 from mongo_session_service.codec.documents import StoredSession
-from mongo_session_service.model.records import Marker
+from mongo_session_service.model.records import Marker, SessionKey
+from mongo_session_service.model.results import SessionSummary
 
 _MARK: Final = "_storage_update_marker"
 """ADK's own slot for it."""
@@ -41,14 +43,33 @@ _FIELDS: Final = set(Session.model_fields)
 
 def to_session(stored: StoredSession) -> Session:
     record, state, events = stored
-    (app_name, user_id, session_id), marker = record.key, record.marker
+    return _build(record.key, record.marker, record.updated, state, [*events])
+
+
+def listed_session(summary: SessionSummary) -> Session:
+    """Make what a list shows of a session, of a summary with its state."""
+    key = SessionKey(summary.app_name, summary.user_id, summary.id)
+    expires = summary.expire_time is not None
+    marker = Marker(summary.revision, summary.create_time, summary.ttl, expires)
+    state = dict(summary.state or {})
+    return _build(key, marker, summary.last_update_time, state, [])
+
+
+def _build(
+    key: SessionKey,
+    marker: Marker,
+    updated: float,
+    state: dict[str, Any],
+    events: list[Event],
+) -> Session:
+    app_name, user_id, session_id = key
     fields = {
         "id": session_id,
         "app_name": app_name,
         "user_id": user_id,
         "state": state,
-        "events": [*events],
-        "last_update_time": record.updated,
+        "events": events,
+        "last_update_time": updated,
     }
     if not _HAS_KNOWN_LAYOUT:
         session = Session.model_validate(fields)

@@ -19,7 +19,7 @@ from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, document_size, events
-from mongo_session_service.codec.bson_values import UnreadableError
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.record import (
     COPIED_BY,
@@ -28,7 +28,8 @@ from mongo_session_service.codec.record import (
     LOG_BEGINS,
     SessionRecord,
     check_needs,
-    leave_out,
+    decode_fields_of,
+    readable,
 )
 from mongo_session_service.codec.waiting_calls import WAITING, waiting_step
 from mongo_session_service.errors import (
@@ -135,19 +136,11 @@ def event_flags(encoded: bytes, hooks: Hooks) -> Document:
     return {name: True for name, is_set in flags.items() if is_set}
 
 
-_WHERE: Final = "The event of session {session_id!r} at revision {revision}"
 _WRAPPER_FIELD: Final = bson_values.WRAPPER.encode() + b"\0"
 
 
 def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
-    return hooks.loaded_state(_readable(fields, owner), owner)
-
-
-def _readable(fields: Any, owner: Owner) -> dict[str, Any]:
-    try:
-        return bson_values.decode_fields(fields)
-    except (AttributeError, UnreadableError):
-        raise UnreadableError(f"The state of {owner}") from None
+    return hooks.loaded_state(decode_fields_of(owner, fields), owner)
 
 
 def encode_new_session(
@@ -252,11 +245,12 @@ def _encode_event(
     return document, delta, values
 
 
-def decode_event(stored: Document, hooks: Hooks) -> Event:
-    return build_events(event_fields([stored], hooks), [stored])[0]
+def decode_event(record: EventRecord, hooks: Hooks) -> Event:
+    return decode_events([record.document], hooks)[0]
 
 
 def decode_events(stored: Sequence[Document], hooks: Hooks) -> list[Event]:
+    """Decode events of a list, which may be long: of their documents themselves."""
     return build_events(event_fields(stored, hooks), stored)
 
 
@@ -268,7 +262,7 @@ def event_fields(stored: Iterable[Document], hooks: Hooks) -> list[dict[str, Any
         id_ = each["_id"]
         if "hooked" in each and hooks.after_load is None:
             raise StorageError(
-                f"{_WHERE.format(**id_)} was changed by before_store: give the service"
+                f"{_place(id_)} was changed by before_store: give the service"
                 " after_load."
             )
         try:
@@ -301,8 +295,15 @@ def build_events(
 
 
 def _unreadable(id_: Document) -> StorageError:
-    where = _WHERE.format(**id_)
-    return StorageError(f"{where} is not one that this release of ADK can read.")
+    what = f"{_place(id_)} is not one that this release of ADK can read."
+    return StorageError(what)
+
+
+def _place(id_: Document) -> str:
+    """The event of a log, or of a turn that runs, that has this ``_id``."""
+    is_logged = "revision" in id_
+    where = f"at revision {id_['revision']}" if is_logged else "of a running turn"
+    return f"The event of session {id_['session_id']!r} {where}"
 
 
 def show_sessions(
@@ -315,16 +316,11 @@ def show_sessions(
     """
     app, users = _shared_copiers(shared, hooks)
     left = sorted(records, key=attrgetter("updated", "key"), reverse=True)
-    while left:
-        record = left.pop()
-        try:
-            state = record.own_state(hooks)
-        except UnreadableError as error:
-            leave_out(error)
-            continue
-        if app is not dict or users:
-            state = state | app() | users.get(record.key.user_id, dict)()
-        yield StoredSession(record, state, [])
+    popped = (left.pop() for _ in range(len(left)))  # what is shown is freed
+    has_common = app is not dict or bool(users)
+    for record, own in readable(lambda it: (it, it.own_state(hooks)), popped):
+        common = app() | users.get(record.key.user_id, dict)()
+        yield StoredSession(record, own | common if has_common else own, [])
 
 
 def show_session(
@@ -366,7 +362,7 @@ def _copier(fields: Any, owner: Owner, hooks: Hooks) -> _Copier:
     if isinstance(fields, dict) and bson_values.is_decoded(fields):
         shown = _with_scope_prefix(fields, owner)
         return lambda: shown
-    return lambda: _with_scope_prefix(_readable(fields, owner), owner)
+    return lambda: _with_scope_prefix(decode_fields_of(owner, fields), owner)
 
 
 def _with_scope_prefix(state: dict[str, Any], owner: Owner) -> dict[str, Any]:
@@ -458,8 +454,7 @@ def summaries(
     families: Mapping[str, int] | None = None,
 ) -> Iterator[SessionSummary]:
     """Summarise sessions of a list, with these states if there are some."""
-    for each in records:
-        try:
-            yield each.summary(hooks, states[each.key] if states else None, families)
-        except UnreadableError as error:
-            leave_out(error)
+    known = states or {}
+    return readable(
+        lambda each: each.summary(hooks, known.get(each.key), families), records
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -69,23 +69,28 @@ since readers of a change stream see no session. Most have none, and no such fie
 """
 
 HEAD: Final = ("revision", "create_time", "update_time", NEEDS)
-"""What every record has, for aggregations that name the fields they keep."""
+"""What every record is read with, whatever else."""
 
 STATES: Final = ("state", INITIAL)
 """What a record is read without where no state is needed: the rest of it is short."""
 
 ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS, "create_time")
-"""What subscribers are told whenever one of these fields is changed."""
+"""What subscribers receive whenever one of these fields is changed."""
 
-LISTED: Final = (
-    *("state", "title", "revision", "create_time", "update_time"),
-    *("ttl", "expire_time", NEEDS),
-)
-"""What a long list of sessions is read with."""
+_UPDATED: Final = "updated"
+"""Extra field of an announcement's ``_id``: the session is as it has it, from now on.
+"""
+
+_REMOVED: Final = "removed"
+"""Extra field of an announcement's ``_id``: what is deleted next was no session."""
+
+LISTED: Final = (*HEAD, "state", "title", "ttl", "expire_time")
+"""What a long list of sessions is read with: all that ADK's sessions show."""
 
 Origin: TypeAlias = tuple[str, float]
 """A session that another is a fork of: its id and its creation time."""
 
+Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 _NUMBER: Final = (int, float)
@@ -114,7 +119,8 @@ class UnknownNeedError(UnreadableError, SchemaVersionError):
 def check_needs(document: Document) -> None:
     """Refuse a session, or an event of one, that needs what this release lacks.
 
-    The server's filter is :data:`queries.NEEDS_KNOWN`.
+    That is whatever it needs; None and an empty list are no needs. For writes the
+    server asks by :data:`queries.NEEDS_KNOWN`.
     """
     if NEEDS in document and (unknown := unknown_needs(document)):
         raise UnknownNeedError(
@@ -126,9 +132,17 @@ def check_needs(document: Document) -> None:
 
 def unknown_needs(document: Document) -> list[str]:
     """List what a session needs and this release does not know, which knows none."""
-    needs = document.get(NEEDS, [])
+    needs = document.get(NEEDS) or []
     named = needs if isinstance(needs, list) else [needs]
     return [str(each) for each in named]
+
+
+def decode_fields_of(owner: Owner, fields: Any) -> dict[str, Any]:
+    """Decode the fields of a state; an error names whose it is."""
+    try:
+        return bson_values.decode_fields(fields)
+    except (AttributeError, UnreadableError):
+        raise UnreadableError(f"The state of {owner}") from None
 
 
 def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
@@ -174,13 +188,19 @@ class SessionRecord:
     """The state that its log begins with, as it is stored; empty if unknown."""
 
     def __init__(self, key: SessionKey, document: Document) -> None:
-        """Of a document that is known to be one; others are given to :meth:`read`."""
+        """Of a document that is known to be a session's; others go to :meth:`read`."""
         self.key, self.document = key, document
-        # What every list asks for; of an announcement there is none.
-        found: Any = document
-        self.revision = found.get("revision")
-        self.created = found.get("create_time")
-        self.updated = found.get("update_time")
+        # What every list asks for.
+        self.revision = document["revision"]
+        self.created = document["create_time"]
+        self.updated = document["update_time"]
+
+    @classmethod
+    def part(cls, key: SessionKey, document: Document) -> SessionRecord:
+        """Of some fields of a session, as an announcement has; it has no others."""
+        record = cls.__new__(cls)
+        record.key, record.document = key, document
+        return record
 
     @classmethod
     def read(cls, document: Document) -> SessionRecord:
@@ -190,10 +210,13 @@ class SessionRecord:
             UnknownNeedError: a later release has stored it.
             UnreadableError: another tool has damaged it.
         """
-        key = key_of(document["_id"])
         if NEEDS in document:
             check_needs(document)
-        record = cls(key, document) if key else None
+        try:
+            key = key_of(document["_id"])
+            record = cls(key, document) if key else None
+        except KeyError:
+            record = None
         # Spelt out, since a list asks it of each session.
         if record is None or not (
             isinstance(record.revision, int)
@@ -205,17 +228,18 @@ class SessionRecord:
         return record
 
     @classmethod
-    def of_any(cls, document: Document) -> SessionRecord:
-        """Of one to be removed, which may be damaged, but not a later release's."""
-        check_needs(document)
-        return cls(SessionKey(**document["_id"]), document)
+    def read_removed(cls, document: Document) -> SessionRecord | None:
+        """Of what is to be removed: damaged or not, but not a later release's.
 
-    @classmethod
-    def summarised(cls, summary: SessionSummary) -> SessionRecord:
-        """Of a summary, which has what a marker and a list need."""
-        key = SessionKey(summary.app_name, summary.user_id, summary.id)
-        renamed = {"update_time": summary.last_update_time}
-        return cls(key, {"_id": key.id, **dict(summary), **renamed})
+        None for a tombstone, and for a reservation.
+        """
+        check_needs(document)
+        if is_placeholder(document):
+            return None
+        record = cls.part(SessionKey(**document["_id"]), document)
+        revision = document["revision"]
+        record.revision = revision if isinstance(revision, int) else 0
+        return record
 
     @classmethod
     def before_log(cls, document: Document) -> SessionRecord | None:
@@ -223,35 +247,25 @@ class SessionRecord:
         key, begins = key_of(document["_id"], "revision"), log_begins(document)
         if key is None or not begins:
             return None
-        created = document["create_time"]
-        then = {"revision": begins, "update_time": created, "state": document[INITIAL]}
-        return cls(key, {**document, **then})
+        then = {"revision": begins, "state": document.get(INITIAL)}
+        then["update_time"] = document.get("create_time")
+        return next(cls.read_all([{**document, **then, "_id": key.id}]), None)
 
     @classmethod
     def find(cls, documents: Iterable[Document], now: float) -> SessionRecord | None:
         """Read the first of what was found; None if that is no session, or is over."""
         for document in documents:
-            if "revision" in document and not _is_over(document, now):
-                return cls.read(document)
             check_needs(document)
-            return None
+            is_there = not is_placeholder(document) and not _is_over(document, now)
+            return cls.read(document) if is_there else None
         return None
 
     @classmethod
     def read_all(cls, documents: Iterable[Document]) -> Iterator[SessionRecord]:
         """Read a list; leave out what cannot be read, with a warning."""
-        for document in documents:
-            try:
-                yield cls.read(document)
-            except UnreadableError as error:
-                leave_out(error)
+        return readable(cls.read, documents)
 
     # What it has.
-
-    @property
-    def id(self) -> Document:
-        id_: Document = self.document["_id"]
-        return id_
 
     @property
     def begins(self) -> int:
@@ -280,15 +294,18 @@ class SessionRecord:
     @property
     def details(self) -> StoredDetails:
         """Its details; one that another tool has damaged is refused."""
+        known = {name: it for name, it in self.document.items() if name in DETAILS}
         try:
-            return StoredDetails.from_document(self.document)
+            if labels := known.get("labels"):
+                known["labels"] = {each["name"]: each["value"] for each in labels}
+            return StoredDetails(**known | {BRANCH: self.family})
         except (AttributeError, LookupError, TypeError, ValueError):
             # The original may quote what is stored.
-            raise _unreadable(self.document["_id"]) from None
+            raise _unreadable(self.key.id) from None
 
     def waiting(self, hooks: Hooks) -> WaitingCalls:
         """The calls that wait for people."""
-        return decode_waiting({**self.document, "_id": self.key.id}, hooks)
+        return decode_waiting(self.key, self.document, hooks)
 
     def turn_info(self, *, is_free: bool) -> TurnInfo | None:
         """The turn that it has, abandoned if it is free, or had last, if any."""
@@ -305,7 +322,7 @@ class SessionRecord:
             }
         if fields is None:
             return None
-        fields = {**fields, "create_time": self.document.get("create_time")}
+        fields = {**fields, "create_time": self.created}
         return decode_turn(self.key, turn["epoch"], fields)
 
     # Where it comes from.
@@ -313,7 +330,11 @@ class SessionRecord:
     @property
     def family(self) -> Document:
         """Its place in a family; empty without one, or if another tool damaged it."""
-        return metadata.place_in_family(self.document)
+        place = self.document.get(BRANCH)
+        if not isinstance(place, dict):
+            return {}
+        parts = [place.get("family"), place.get("root"), place.get("before", "")]
+        return place if all(isinstance(each, str) for each in parts) else {}
 
     @property
     def is_hidden(self) -> bool:
@@ -322,9 +343,8 @@ class SessionRecord:
 
     def place_as_results(self) -> dict[str, Any]:
         """Return its family's first session, and whether it is shown, or None each."""
-        family = self.family
-        shown = "hidden" not in family if family else None
-        return {"root_id": family.get("root"), "is_shown": shown}
+        shown = not self.is_hidden if self.family else None
+        return {"root_id": self.family.get("root"), "is_shown": shown}
 
     @property
     def has_conversation(self) -> bool:
@@ -372,7 +392,7 @@ class SessionRecord:
         """Its own state, as it is stored."""
         state = self.document.get("state")
         if not isinstance(state, dict):
-            raise _unreadable(self.document["_id"])
+            raise _unreadable(self.key.id)
         return state
 
     def own_state(self, hooks: Hooks) -> dict[str, Any]:
@@ -382,11 +402,7 @@ class SessionRecord:
         """
         state = self.document.get("state")
         if not (isinstance(state, dict) and bson_values.is_decoded(state)):
-            try:
-                state = bson_values.decode_fields(self.state)
-            except UnreadableError:
-                what = f"The state of {Owner.of_session(self.key)}"
-                raise UnreadableError(what) from None
+            state = decode_fields_of(Owner.of_session(self.key), state)
         if not hooks.is_missing:
             return hooks.loaded_state(state, Owner.of_session(self.key))
         if "title" not in self.document:  # as most are in a long list
@@ -400,25 +416,18 @@ class SessionRecord:
         """
         if INITIAL in self.document:
             return self
-        # Without transactions, a crash or a trim may have come between the two.
-        named = ("create_time", LOG_BEGINS)
-        found = [
-            each.get(INITIAL, {})
-            for each in apart
-            if all(each.get(name) == self.document.get(name) for name in named)
-        ]
-        return self._with({INITIAL: found[0] if found else {}})
+        return self.replaced({INITIAL: initial_beside(self.document, apart)})
 
     def as_of(self, revision: int, updated: float, state: Document) -> SessionRecord:
         """An earlier version of it, without the title: that is today's, in no log."""
         earlier = {"revision": revision, "update_time": updated, "state": state}
-        return self._with({**earlier, "title": None})
+        return self.replaced({**earlier, "title": None})
 
     def at(self, revision: int) -> SessionRecord:
-        return self._with({"revision": revision})
+        return self.replaced({"revision": revision})
 
     def without_family(self) -> SessionRecord:
-        return self._with({BRANCH: {}})
+        return self.replaced({BRANCH: {}})
 
     def trimmed(self, log: list[Document]) -> list[Document]:
         """Leave out the events that a trim is about to remove."""
@@ -426,7 +435,7 @@ class SessionRecord:
             return log
         return [each for each in log if each["_id"]["revision"] > begins]
 
-    def _with(self, fields: Mapping[str, Any]) -> SessionRecord:
+    def replaced(self, fields: Mapping[str, Any]) -> SessionRecord:
         changed = {**self.document, **fields}
         left = {name: it for name, it in changed.items() if it is not None}
         return SessionRecord(self.key, left)
@@ -459,13 +468,19 @@ class SessionRecord:
 
     def expected(self, *names: str) -> Document:
         """The filter that finds it only if these fields are as they were read."""
-        named = ("_id", "create_time", *names)
-        return {name: self.document.get(name) for name in named}
+        read = {name: self.document.get(name) for name in names}
+        return {"_id": self.key.id, "create_time": self.created, **read}
 
+    @property
     def announced(self) -> Document:
-        """What its subscribers are told whenever one of these fields is changed."""
+        """What its subscribers receive whenever one of these fields is changed."""
         kept = {name: self.document.get(name) for name in ANNOUNCED}
         return {name: it for name, it in kept.items() if it is not None}
+
+    @property
+    def announcement(self) -> Document:
+        """The document that shows it to a change stream, which sees no update of it."""
+        return {**self.announced, "_id": {**self.key.id, _UPDATED: True}}
 
     def change(
         self,
@@ -503,7 +518,7 @@ class RecordChange(NamedTuple):
 
     @property
     def after(self) -> SessionRecord:
-        return self.before._with(self.fields)  # noqa: SLF001
+        return self.before.replaced(self.fields)
 
 
 def fields_update(
@@ -514,6 +529,34 @@ def fields_update(
     removed = {name: "" for name, value in fields.items() if value is None}
     changes = {"$set": kept, "$unset": removed, "$inc": counted or {}}
     return {operator: change for operator, change in changes.items() if change}
+
+
+def removal_announcement(key: SessionKey) -> Document:
+    """The document that shows a change stream that the next delete is of no session."""
+    return {"_id": {**key.id, _REMOVED: True}}
+
+
+def read_announcement(document: Document) -> SessionKey | SessionRecord | None:
+    """Of an announcement: whose tombstone is removed, or the session as it is now.
+
+    None of any other document.
+    """
+    id_ = document["_id"]
+    if key := key_of(id_, _UPDATED):
+        return SessionRecord.part(key, document)
+    return key_of(id_, _REMOVED)
+
+
+def initial_beside(session: Document, apart: Iterable[Document]) -> Document:
+    """The initial state of a session, in the document before its log; or an empty one.
+
+    Without transactions, a crash or a trim may have come between the two.
+    """
+    for each in apart:
+        if all(each.get(it) == session.get(it) for it in ("create_time", LOG_BEGINS)):
+            initial: Document = each.get(INITIAL, {})
+            return initial
+    return {}
 
 
 def is_placeholder(document: Document) -> bool:
@@ -532,8 +575,15 @@ def log_begins(document: Mapping[str, Any]) -> int:
     return begins if isinstance(begins, int) else 0
 
 
-def leave_out(error: UnreadableError) -> None:
-    logger.warning("A session is missing from a list. %s", error)
+def readable(
+    read: Callable[[Item], Value], sessions: Iterable[Item]
+) -> Iterator[Value]:
+    """Read something of each session of a list, but for those that are unreadable."""
+    for each in sessions:
+        try:
+            yield read(each)
+        except UnreadableError as error:
+            logger.warning("A session is missing from a list. %s", error)
 
 
 def _unreadable(id_: Any) -> UnreadableError:

@@ -12,8 +12,8 @@ hook seals events, it seals each call as a small event as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from google.adk.events.event import Event
 from google.genai import types
@@ -25,6 +25,7 @@ from mongo_session_service.codec.bson_values import (
 )
 from mongo_session_service.codec.events import build_event, dump_event
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.errors import quoted
 from mongo_session_service.model.records import Document, SessionKey, WaitingStep
 from mongo_session_service.model.results import WaitingCall
 
@@ -150,11 +151,11 @@ def _seal(call: WaitingCall, owner: Owner, hooks: Hooks) -> Document:
     return {"event": sealed, "wrapped": True, **hooked, "revision": call.revision}
 
 
-def decode_waiting(document: Mapping[str, Any], hooks: Hooks) -> WaitingCalls:
+def decode_waiting(key: SessionKey, document: Document, hooks: Hooks) -> WaitingCalls:
+    """Decode a session's waiting calls, of its document or of an event's."""
     try:
-        id_ = document["_id"]
         calls = [
-            _unseal(each, Owner(id_["app_name"], id_["user_id"]), hooks)
+            _unseal(each, Owner.of_session(key), hooks)
             if "event" in each
             else WaitingCall(**decode_value(each))
             for each in document.get(WAITING) or ()
@@ -162,7 +163,8 @@ def decode_waiting(document: Mapping[str, Any], hooks: Hooks) -> WaitingCalls:
         return WaitingCalls(tuple(calls), document.get("waiting_more") or 0)
     except (AttributeError, LookupError, TypeError, ValueError):
         # Errors of pydantic may quote what is stored.
-        raise UnreadableError("What waits") from None
+        what = f"What waits in session {quoted(key.session_id)}"
+        raise UnreadableError(what) from None
 
 
 def _unseal(stored: Document, owner: Owner, hooks: Hooks) -> WaitingCall:

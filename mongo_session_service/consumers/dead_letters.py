@@ -162,15 +162,13 @@ async def _remove_once(removal: Delete, tx: Transaction, _: None) -> None:
 
 
 def _letter_id(consumer: str, record: ChangeRecord) -> Document:
-    document = record.content.get("document", {})
     named = dict.fromkeys(("app_name", "user_id"))
     named |= zip(SessionKey._fields, record.owner, strict=False)
     id_ = {"consumer": consumer, "kind": record.kind, **named}
     match record.kind:
         case "appended" | "redacted":
             # The event's own id, too: a session may be created again under its name.
-            id_["revision"] = document["_id"]["revision"]
-            id_["event"] = document["event"].get("id")
+            id_ |= {"revision": record.event.revision, "event": record.event.id}
             return id_ if record.kind == "appended" else {**id_, "time": record.time}
         case "snapshot":
             begins, created = record.session.begins, record.session.created
@@ -208,7 +206,7 @@ async def load_record(
         case "snapshot":
             return await load_trimmed(storage, found)
         case "updated":
-            return updated_record(SessionRecord(SessionKey(*owner), found), hooks, time)
+            return updated_record(SessionRecord.read(found), hooks, time)
         case "state":
             state = bson_values.decode_fields(found["state"])
             return state_record(owner, state, hooks, time)

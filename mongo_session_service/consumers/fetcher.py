@@ -176,7 +176,7 @@ class Fetcher:
             record = await load_trimmed(self._storage, document)
         else:
             # None if another tool wrote the document.
-            record = decoder.decode_appended(id_, document, self._storage.hooks)
+            record = decoder.decode_appended(document, self._storage.hooks)
         self._page.popleft()
         while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()

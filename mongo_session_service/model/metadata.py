@@ -102,13 +102,6 @@ class StoredDetails(Details):
     branch: dict[str, Any] = {}
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Self:
-        known = {name: document[name] for name in DETAILS if name in document}
-        if labels := known.get("labels"):
-            known["labels"] = {each["name"]: each["value"] for each in labels}
-        return cls(**known | {BRANCH: place_in_family(document)})
-
-    @classmethod
     def given(
         cls, now: float = 0.0, *, is_new: bool = False, **arguments: object
     ) -> Self:
@@ -178,18 +171,6 @@ class StoredDetails(Details):
 
 BRANCH: Final = "branch"
 """Where a session that has a version of a message keeps its place in their family."""
-
-
-def place_in_family(session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored session's place in its family.
-
-    It is empty without a family, and if another tool has damaged it.
-    """
-    place = session.get(BRANCH)
-    if not isinstance(place, dict):
-        return {}
-    parts = [{"before": "", **place}.get(name) for name in ("family", "root", "before")]
-    return place if all(isinstance(each, str) for each in parts) else {}
 
 
 DETAILS: Final = tuple(StoredDetails.model_fields)

@@ -21,12 +21,6 @@ from mongo_session_service.model.validation import check_id, lookup_id
 Document = dict[str, Any]
 """Document as the driver reads and writes it."""
 
-ANNOUNCES_REMOVAL: Final = "removed"
-"""Extra field of an ``_id``: the document deleted next was not a session."""
-
-ANNOUNCES_DETAILS: Final = "updated"
-"""Extra field of an ``_id``: the session has these details from now on."""
-
 
 @public
 class SessionKey(NamedTuple):

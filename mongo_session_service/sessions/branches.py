@@ -47,7 +47,7 @@ not."""
 
 def _family(member: SessionRecord, *, shown: bool = False) -> Query:
     """The query for a family, the oldest first; or for those of it that are shown."""
-    of_user = {f"_id.{name}": member.id[name] for name in SHARD_KEY}
+    of_user = {f"_id.{name}": member.key.id[name] for name in SHARD_KEY}
     own = {FAMILY: member.family.get("family"), **(SHOWN if shown else {})}
     order = {"create_time": 1, "_id": 1}
     return Query("sessions", of_user | own, order, without=STATES)
@@ -112,7 +112,7 @@ async def count_families(
         return {}
     where: Document = {FAMILY: {"$in": [*{it.family["family"] for it in members}]}}
     for name in SHARD_KEY:
-        owners = [*{each.id[name] for each in members}]
+        owners = [*{each.key.id[name] for each in members}]
         where[f"_id.{name}"] = owners[0] if len(owners) == 1 else {"$in": owners}
     stages = ({"$group": {"_id": f"${FAMILY}", "size": {"$sum": 1}}},)
     (found,) = await storage.read(Query("sessions", where, then=stages), as_of=as_of)

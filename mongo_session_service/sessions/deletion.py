@@ -41,15 +41,16 @@ from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.record import (
     STATES,
     SessionRecord,
-    is_placeholder,
     key_of,
+    removal_announcement,
 )
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model import metadata
-from mongo_session_service.model.records import ANNOUNCES_REMOVAL, Document, SessionKey
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import Erased
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import branches, queries
+from mongo_session_service.sessions.details import announced
 from mongo_session_service.sessions.search import PagePosition, Search
 from mongo_session_service.storage.failures import reporting_partial_removal
 from mongo_session_service.storage.kernel import Storage
@@ -225,10 +226,9 @@ async def _remove_short(
     """
     query = Query("sessions", wanted, limit=SESSIONS_AT_ONCE, without=STATES)
     found = await tx.find(query)
-    placeholders = [each for each in found if is_placeholder(each)]
-    sessions = [
-        SessionRecord.of_any(each) for each in found if not is_placeholder(each)
-    ]
+    read = [*map(SessionRecord.read_removed, found)]
+    sessions = [each for each in read if each]
+    placeholders = [it for it, each in zip(found, read, strict=True) if not each]
     totals = accumulate(each.most_stored for each in sessions)
     # Without transactions, a crash in between would leave events without a session.
     most = storage.limits.removed_events if storage.has_transactions else -1
@@ -310,16 +310,11 @@ def placeholder_removal_statements(
 ) -> list[Statement]:
     """Return the statements that remove a tombstone or reservation.
 
-    The feed reports no deleted session for them.
-
-    All that a change stream contains of a delete is the ``_id``. A second document,
-    inserted and deleted in the same transaction, marks what was no session.
+    All that a change stream contains of a delete is the ``_id``: what is announced
+    before it keeps the feed from reporting a session that was deleted.
     """
     gone = Delete("sessions", _placeholder_filter(key.id))
-    if not storage.has_transactions:
-        return [gone]
-    announcement = {"_id": queries.announcement_id(key.id, ANNOUNCES_REMOVAL)}
-    return [Insert("sessions", [announcement]), gone, Delete("sessions", announcement)]
+    return announced(storage, removal_announcement(key), gone)
 
 
 # --- Erasure ---
@@ -491,7 +486,7 @@ async def prune_sessions(
         if is_dry_run:
             yield Removal(len(found), sum(each.event_count for each in found))
         elif found:
-            as_found = [{"_id": it.id, "revision": it.revision} for it in found]
+            as_found = [{"_id": it.key.id, "revision": it.revision} for it in found]
             still = {**queries.any_of(as_found), **criteria.wanted}
             async for step in removals(storage, still):
                 yield step

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mongo_session_service.codec.record import STATES, RecordChange, SessionRecord
-from mongo_session_service.model.records import ANNOUNCES_DETAILS, Document, SessionKey
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.reads import missing_session_error
 from mongo_session_service.storage.kernel import Storage
@@ -37,7 +37,7 @@ async def update_details(
         if found is None:
             return None
         change = SessionRecord.read(found).change(fields)
-        await tx.write(*change_statements(storage, change, is_told=True))
+        await tx.write(*change_statements(storage, change, is_announced=True))
         return change.after
 
     record = await storage.run(update_session)
@@ -51,29 +51,34 @@ def change_statements(
     change: RecordChange,
     where: Document | None = None,
     *,
-    is_told: bool = False,
+    is_announced: bool = False,
 ) -> list[Statement]:
-    """Change a session, in one transaction with what its subscribers are told of it.
+    """Change a session, in one transaction with what its subscribers receive of it.
 
     With ``where`` it is refused unless the session matches that as well.
     """
     expected = None if where is None else 1
-    wanted = {"_id": change.before.id, **(where or {})}
+    wanted = {"_id": change.before.key.id, **(where or {})}
     update = Update("sessions", wanted, change.update, expected=expected)
-    is_told |= change.before.announced() != change.after.announced()
-    return [update, *(announcement(storage, change.after) if is_told else [])]
+    if is_announced or change.before.announced != change.after.announced:
+        return [update, *announcement(storage, change.after)]
+    return [update]
 
 
 def announcement(storage: Storage, session: SessionRecord) -> list[Statement]:
-    """Inform the change feed of a session's details, in the transaction that sets them.
+    """Show change streams a session whose fields the transaction has set."""
+    return announced(storage, session.announcement)
 
-    It looks at no updates of sessions: each append is one. Without transactions nobody
-    can follow it.
+
+def announced(
+    storage: Storage, announcement: Document, *writes: Statement
+) -> list[Statement]:
+    """Put a document that only change streams see around writes of one transaction.
+
+    They look at no updates of sessions, since each append is one. Without transactions
+    nobody can follow them.
     """
     if not storage.has_transactions:
-        return []
-    id_ = queries.announcement_id(session.id, ANNOUNCES_DETAILS)
-    return [
-        Insert("sessions", [session.announced() | {"_id": id_}]),
-        Delete("sessions", {"_id": id_}),
-    ]
+        return [*writes]
+    shown = Insert("sessions", [announcement])
+    return [shown, *writes, Delete("sessions", {"_id": announcement["_id"]})]

@@ -25,23 +25,22 @@ from bson.timestamp import Timestamp
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import encode_value
 from mongo_session_service.codec.documents import StoredSession
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.record import STATES, SessionRecord, is_placeholder
 from mongo_session_service.codec.waiting_calls import REDACTED
 from mongo_session_service.errors import (
     InvalidInputError,
     TrimmedError,
-    quoted,
     session_not_found_error,
     stale_session_error,
 )
 from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import (
     Document,
-    ScopedState,
     SessionKey,
 )
 from mongo_session_service.sessions import queries
@@ -98,7 +97,7 @@ async def read_log(
     wanted: LogRange,
     *,
     where: Document | None = None,
-) -> AsyncGenerator[list[Document]]:
+) -> AsyncGenerator[list[EventRecord]]:
     """Read the events of a session, page by page; a page may be empty.
 
     They have to match ``where`` as well. Each page is read as of a time of its own. If
@@ -117,60 +116,54 @@ async def read_log(
         if created not in {None, head.created}:
             raise session_not_found_error(key.session_id)
         created, begins = head.created, head.begins
-        found = [(each["_id"]["revision"], each) for each in page.documents]
+        found = [*map(EventRecord, page.documents)]
         # A trim is about to remove those from before the log's begin.
-        kept = [it for n, it in found if n > begins and not is_within(wanted.undone, n)]
+        kept = [each for each in found if each.revision > begins]
+        kept = [it for it in kept if not is_within(wanted.undone, it.revision)]
         yield kept[:left]
         if left is not None and (left := left - len(kept)) <= 0:
             return
-        if wanted.newest_first and any(n <= begins for n, _ in found):
+        if wanted.newest_first and any(it.revision <= begins for it in found):
             return
 
 
 async def read_user_log(
     storage: Storage, app_name: str, user_id: str
-) -> AsyncGenerator[list[Document]]:
+) -> AsyncGenerator[list[EventRecord]]:
     """Read the events of a user's sessions, in pages, by session id and revision.
 
     The events of a session that is deleted meanwhile end there; of one that was
     recreated, none come.
     """
-    session_id, created = "", None
+    key: SessionKey | None = None
+    created: float | None = None
     log = Query("events", queries.events_of_user(app_name, user_id), order=1)
     async for page in storage.scan(log):
         if not page.documents:
             return
-        keys = {
-            SessionKey(*(it["_id"][name] for name in SessionKey._fields))
-            for it in page.documents
-        }
-        ids = [key.id for key in sorted(keys)]
+        found = [*map(EventRecord, page.documents)]
+        ids = [key.id for key in sorted({each.key for each in found})]
         query = Query("sessions", {"_id": {"$in": ids}}, without=STATES)
         (sessions,) = await storage.read(query, as_of=page.as_of, patient=True)
         now = storage.clock.now()
         stored = [each for each in sessions if not is_placeholder(each)]
         heads = {
-            each.key.session_id: each
+            each.key: each
             for each in SessionRecord.read_all(stored)
             if each.is_visible(now)
         }
-        begun = heads.get(session_id)
+        begun = heads.get(key) if key else None
         if begun and begun.created != created:
-            del heads[session_id]  # the rest is of another session with this id
-        yield [each for each in page.documents if _is_logged(each, heads)]
-        last = page.documents[-1]["_id"]
-        if last["session_id"] != session_id:
-            session_id = last["session_id"]
-            head = heads.get(session_id)
-            created = head and head.created
+            del heads[begun.key]  # the rest is of another session with this id
+        yield [each for each in found if _is_logged(each, heads.get(each.key))]
+        if (last := found[-1].key) != key:
+            key, head = last, heads.get(last)
+            created = head.created if head else None
 
 
-def _is_logged(event: Document, heads: dict[str, SessionRecord]) -> bool:
+def _is_logged(event: EventRecord, head: SessionRecord | None) -> bool:
     """True if a document is an event of a session that is shown."""
-    id_ = event["_id"]
-    head = heads.get(id_["session_id"])
-    # A large initial state is kept beside the events.
-    return head is not None and id_["revision"] > head.begins and "event" in event
+    return head is not None and event.revision > head.begins and event.is_event
 
 
 def undone_parts(
@@ -229,7 +222,7 @@ async def select_events(
     invocation_id: str | None,
     *,
     rewound: bool,
-) -> AsyncGenerator[list[Document]]:
+) -> AsyncGenerator[list[EventRecord]]:
     """Read a log in pages, of an invocation, or without what rewinds have undone.
 
     Events that are sealed may be of other invocations. Memory grows with the number of
@@ -287,9 +280,8 @@ async def read_outlines(
     fields = outline_fields(storage, *more)
     query = Query("events", wanted, order=1, fields=fields)
     async for page in storage.scan(query, as_of=as_of):
-        for each in page.documents:
-            event = documents.decode_event(each, storage.hooks)
-            yield each["_id"]["revision"], event
+        for each in map(EventRecord, page.documents):
+            yield each.revision, documents.decode_event(each, storage.hooks)
 
 
 async def find_firsts(
@@ -306,18 +298,6 @@ async def find_firsts(
 
 
 # --- Earlier states ---
-
-
-def delta_of(event: Document) -> Document:
-    """Return a stored event's delta to its session's own state, as it is stored."""
-    try:
-        actions = event.get("event", {}).get("actions", {})
-        delta = bson_values.decode_value(actions.get("state_delta", {}))
-        return bson_values.encode_fields(ScopedState.split(delta).session)
-    except (AttributeError, bson_values.UnreadableError):
-        id_ = event["_id"]
-        where = f"of session {quoted(id_['session_id'])} at revision {id_['revision']}"
-        raise bson_values.UnreadableError(f"The event {where}") from None
 
 
 def apply_deltas(initial: Document, deltas: Iterable[Document]) -> Document:
@@ -411,10 +391,11 @@ async def load_session_at(
     if revision == head.revision:
         updated = head.updated
     elif ends and revision > head.begins:
-        updated = ends[0]["event"]["timestamp"]
+        updated = EventRecord(ends[0]).timestamp
     state = await state_at(storage, head, revision, as_of=found.as_of)
     log = head.trimmed([*chain(*logs)][::-1])
-    events = await in_slices(documents.decode_event(each, hooks) for each in log)
+    decoding = (documents.decode_event(EventRecord(each), hooks) for each in log)
+    events = await in_slices(decoding)
     past = head.as_of(revision, updated, state)
     shown = documents.show_session(past, chain(apps, users), hooks)
     return shown._replace(events=events)
@@ -431,7 +412,9 @@ async def state_at(
     state: Document = {**session.initial}
     log = LogAtRevision.of(session)._replace(until=revision)
     async for page in storage.scan(log.deltas_query, as_of=as_of):
-        state = apply_deltas(state, map(delta_of, page.documents))
+        state = apply_deltas(
+            state, (EventRecord(each).own_delta for each in page.documents)
+        )
     return state
 
 

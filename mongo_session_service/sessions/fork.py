@@ -18,6 +18,7 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import decode_event, session_document
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import COPIED_BY, STATES, SessionRecord
 from mongo_session_service.codec.waiting_calls import REDACTED
 from mongo_session_service.errors import (
@@ -113,7 +114,7 @@ async def new_branch(
     stored = await storage.find_one(query, patient=True)
     if stored is None:
         raise StorageUnavailableError(_CHANGED.format("trimmed"))
-    message = decode_event(stored, storage.hooks)
+    message = decode_event(EventRecord(stored), storage.hooks)
     content = message.content
     parts = (content.parts if content else None) or []
     is_message = message.author == "user" and any(

@@ -42,7 +42,7 @@ def renewed_life(storage: Database, least: float = 0.0) -> list[Document]:
     return [{"$set": {"expire_time": {"$cond": [longer, ends, "$expire_time"]}}}]
 
 
-NEEDS_KNOWN: Final[Document] = {NEEDS: None}
+NEEDS_KNOWN: Final[Document] = {NEEDS: {"$in": [None, []]}}
 """The filter for sessions that this release may touch: those without needs.
 
 Once there are some that it knows, the server is fastest with a list of their sets. An
@@ -111,14 +111,6 @@ COUNT_STAGE: Final = {
     }
 }
 """The stage that counts sessions and their events."""
-
-
-def announcement_id(id_: Document, what: str) -> Document:
-    """The ``_id`` of a document that shows the change feed what it cannot see.
-
-    A document with it is inserted and deleted in the transaction it is about.
-    """
-    return {**id_, what: True}
 
 
 def all_sessions(app_name: str, user_id: str | None) -> Document:

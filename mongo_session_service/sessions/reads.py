@@ -226,7 +226,8 @@ class SessionReads:
         )
         head = SessionRecord.find(heads, self._storage.clock.now())
         found = head.trimmed(log) if head else []
-        return documents.decode_event(found[0], self._storage.hooks) if found else None
+        events = documents.decode_events(found[:1], self._storage.hooks)
+        return events[0] if events else None
 
     async def list_sessions(
         self, app_name: str, user_id: str | None

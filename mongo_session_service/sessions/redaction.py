@@ -19,9 +19,9 @@ from google.genai import types
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.document_size import cut_by_size
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.record import (
-    COPIED_BY,
     FORKED_FROM,
     INITIAL,
     REDACTIONS,
@@ -111,9 +111,9 @@ async def find_part(
         by_id = queries.event_by_id(key, {"$in": some})
         query = Query("events", by_id, fields=("event.id",))
         (events,) = await storage.read(query, patient=True)
-        for each in events:
-            if each["_id"]["revision"] > head.begins:
-                found[each["event"]["id"]] = each["_id"]["revision"]
+        for each in map(EventRecord, events):
+            if each.revision > head.begins:
+                found[each.id] = each.revision
     if missing := [quoted(each) for each in wanted if each not in found]:
         more = len(missing) - _SHOWN
         names = ", ".join(missing[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
@@ -239,20 +239,20 @@ async def _redact_step(
 ) -> int:
     session = await _find_session(storage, part, tx)
     new: dict[int, Document] = {}
+    ids: list[Any] = []
     deltas: list[Document] = []
     for stored, event in await _find_events(storage, part.key, revisions, tx):
-        revision = stored["_id"]["revision"]
-        if not is_redacted(event) and revision > session.begins:
-            deltas.append(event_log.delta_of(stored))
+        if not is_redacted(event) and stored.revision > session.begins:
+            ids.append(stored.id)
+            deltas.append(stored.own_delta)
             redacted = redacted_event(event, replacement)
             append = documents.encode_append(part.key, redacted, storage.hooks)
-            new[revision] = documents.event_document(
-                append, revision, copied_by=stored.get(COPIED_BY)
+            new[stored.revision] = documents.event_document(
+                append, stored.revision, copied_by=stored.copied_by
             )
     if not new:
         return 0
     partials = queries.partials_of_session(part.key)
-    ids = [each["event"]["id"] for each in new.values()]
     await tx.write(
         # Replaced: by this the change feed knows a redaction from all other writes.
         *(Update("events", {"_id": it["_id"]}, it, expected=1) for it in new.values()),
@@ -289,10 +289,11 @@ async def _find_events(
     revisions: Sequence[int],
     tx: Transaction,
     fields: tuple[str, ...] = (),
-) -> list[tuple[Document, Event]]:
+) -> list[tuple[EventRecord, Event]]:
     ids = {"_id": {"$in": [key.event_id(each) for each in revisions]}}
     found = await tx.find(Query("events", ids, order=1, fields=fields))
-    return [(each, documents.decode_event(each, storage.hooks)) for each in found]
+    records = map(EventRecord, found)
+    return [(each, documents.decode_event(each, storage.hooks)) for each in records]
 
 
 async def _redact_initial_state(
@@ -334,10 +335,10 @@ async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[s
     latest: dict[str, int] = {}
     log = LogAtRevision(part.key, part.revisions[0] - 1, revision)
     async for page in storage.scan(log.deltas_query):
-        for each in page.documents:
-            delta = event_log.delta_of(each).items()
+        for each in map(EventRecord, page.documents):
+            delta = each.own_delta.items()
             set_here = [name for name, value in delta if value is not None]
-            latest |= dict.fromkeys(set_here, each["_id"]["revision"])
+            latest |= dict.fromkeys(set_here, each.revision)
     return revision, {name for name, last in latest.items() if last in wanted}
 
 
@@ -349,7 +350,7 @@ async def _find_unredacted_keys(
     values = _replacement_update("state", storage, owner, own, replacement)
     query = Query("sessions", {"_id": part.key.id}, fields=("state",))
     found = await storage.find_one(query, patient=True)
-    state = SessionRecord(part.key, found or {"state": {}}).state
+    state = SessionRecord.part(part.key, found).state if found else {}
     return {name for name in own if state.get(name) != values[f"state.{name}"]}
 
 
@@ -374,9 +375,7 @@ async def _find_shared_keys(
     for some in cut_by_size(part.revisions, storage.limits.redacted_events):
         fields = event_log.outline_fields(storage, event_log.DELTA)
         for stored, event in await _find_events(storage, part.key, some, tx, fields):
-            actions = {} if is_redacted(event) else stored["event"].get("actions", {})
-            delta = bson_values.decode_value(actions.get("state_delta", {}))
-            shared = ScopedState.split(delta)
+            shared = ScopedState() if is_redacted(event) else stored.delta
             for owner, own in zip(states, (shared.app, shared.user), strict=True):
                 keys[owner] |= {
                     name

@@ -18,6 +18,7 @@ from typing import Final
 from google.adk.events.event import Event
 
 from mongo_session_service.codec.document_size import check_initial_state
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import (
     INITIAL,
     LOG_BEGINS,
@@ -214,7 +215,7 @@ async def _last_removable(
         log = queries.events_after(session.key, begins)
         query = Query("events", log, order=1, fields=("event.timestamp",))
         first = await storage.find_one(query)
-        if first and first["event"]["timestamp"] >= criterion.before_time:
+        if first and EventRecord(first).timestamp >= criterion.before_time:
             older = begins
     return criterion.revision(session, older)
 

@@ -26,6 +26,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from mongo_session_service.codec.record import (
     ANNOUNCED,
     COPIED_BY,
+    HEAD,
     INITIAL,
     REDACTIONS,
     SessionRecord,
@@ -527,7 +528,9 @@ class ImportTarget(StoreTarget):
 
         async def append_missing(tx: Transaction) -> None:
             # Details may be others by now: to set them makes no new revision.
-            found = await tx.find_and_update(change, fields=ANNOUNCED, before=True)
+            found = await tx.find_and_update(
+                change, fields=(*HEAD, *ANNOUNCED), before=True
+            )
             if found is None:
                 raise RefusedError
             await tx.write(*log)

@@ -41,7 +41,12 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.record import INITIAL, SessionRecord, UnknownNeedError
+from mongo_session_service.codec.record import (
+    INITIAL,
+    SessionRecord,
+    UnknownNeedError,
+    initial_beside,
+)
 from mongo_session_service.errors import (
     InvalidInputError,
     SourceError,
@@ -374,10 +379,10 @@ class StoreSource(BaseSource):
         wanted = LogRange(found, revision + 1)
         with suppress(SessionNotFoundError):
             async for page in read_log(storage, key, wanted):
-                for document in page:
+                for each in page:
                     found += 1
                     where = f"event {found} of {session_text(key)}"
-                    yield _event_or_problem(where, document, storage.hooks)
+                    yield _event_or_problem(where, each.document, storage.hooks)
         if found < revision:
             most = counted(revision - header.log_begins, "event")
             events = f"{found - header.log_begins} of {most}"
@@ -536,9 +541,8 @@ async def add_initial_states(
     (found,) = await storage.read(Query("events", {"_id": {"$in": lacking}}))
     for apart in found:
         if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
-            key = key_of_event(apart)
-            session = SessionRecord(key, sessions[key]).with_initial([apart])
-            sessions[key][INITIAL] = session.initial
+            session = sessions[key_of_event(apart)]
+            session[INITIAL] = initial_beside(session, [apart])
 
 
 def key_of_event(event: Document) -> SessionKey:

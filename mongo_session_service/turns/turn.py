@@ -512,7 +512,7 @@ async def _read_turns(storage: Storage, where: Document) -> list[TurnInfo]:
     )
     free = {repr(each["_id"]): each["is_free"] for each in found}
     turns = [
-        each.turn_info(is_free=free[repr(each.id)])
+        each.turn_info(is_free=free[repr(each.key.id)])
         for each in SessionRecord.read_all(found)
     ]
     return [each for each in turns if each is not None]

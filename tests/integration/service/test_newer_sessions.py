@@ -213,6 +213,27 @@ async def test_each_call_for_it_names_what_it_needs(
         assert await service.get_session(**NOW) is not None
 
 
+@pytest.mark.parametrize("needs", [None, [], [NEED]])
+async def test_reads_and_writes_take_the_same_for_no_needs(
+    service: MongoSessionService, admin: MongoClient, database: str, needs: Any
+) -> None:
+    """Null and an empty list are none, whoever has written them."""
+    session = await service.create_session(**NEWER)
+    change = {"$set": {"needs": needs}}
+    admin[database].sessions.update_one({"_id": NEWER}, change)
+
+    calls: list[Awaitable[Any]] = [
+        service.get_session(**NEWER),
+        service.append_event(session, new_event(n=1)),
+        service.update_session(**NEWER, title="x"),
+        service.delete_session(**NEWER),
+    ]
+    done = await asyncio.gather(*calls, return_exceptions=True)
+
+    refused = [isinstance(each, SchemaVersionError) for each in done]
+    assert refused == [bool(needs)] * len(calls)
+
+
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.usefixtures("newer")
 async def test_lists_leave_it_out_with_a_warning(

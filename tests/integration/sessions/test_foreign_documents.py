@@ -151,6 +151,23 @@ OF_SESSION: list[Write] = [
     _set_session(update_time=BANG),
     lambda stored: stored.sessions.update_one({}, {"$unset": {"create_time": 1}}),
 ]
+
+
+@pytest.mark.parametrize("revision", [BANG, None, 1.5, [BANG]])
+async def test_what_is_damaged_can_be_removed(
+    service: MongoSessionService, database: str, admin: MongoClient, revision: Any
+) -> None:
+    """Its events go with it, and so do others that have expired."""
+    session = await service.create_session(**SESSION)
+    await service.append_event(session, new_event(n=1))
+    over = {"$set": {"expire_time": 1.0, "revision": revision}}
+    admin[database].sessions.update_one({"_id": SESSION}, over)
+
+    assert (await service.prune()).sessions == 1
+    for name in ("sessions", "events"):
+        assert not admin[database][name].count_documents({})
+
+
 OF_SHARED: list[Write] = [
     lambda stored: stored.app_states.insert_one({"_id": APP, "state": [BANG]}),
     lambda stored: stored.app_states.insert_one({"_id": APP}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -138,4 +139,23 @@ def test_a_warning_of_a_foreign_change_holds_no_content(
     (record,) = caplog.records
     assert "'app_states'" in record.getMessage()
     assert "UnreadableError" in record.getMessage()
+    assert BANG not in caplog.text
+
+
+@pytest.mark.parametrize("event", [{"author": BANG}, {"actions": [BANG]}])
+def test_a_partial_that_cannot_be_read_is_left_out(
+    event: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is of this package, and names its session."""
+    place = {"app_name": "a", "user_id": "u", "session_id": "s", "epoch": 1, "n": 1}
+    now = datetime(2026, 1, 1)  # noqa: DTZ001  as the driver has it
+    turn = {"status": "running", "since": now, "host": "h", "time": now}
+
+    record = decoder.decode_turn_progress(
+        {"_id": place, **turn, "event": {**event, "content": BANG}}, NO_HOOKS
+    )
+
+    assert record is not None
+    assert record.readable_change is None
+    assert "session 's'" in caplog.text
     assert BANG not in caplog.text

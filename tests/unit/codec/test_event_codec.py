@@ -15,7 +15,7 @@ from mongo_session_service import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.document_size import MAX_DOCUMENT_BYTES
 from mongo_session_service.codec.documents import (
-    decode_event,
+    decode_events,
     decode_state,
     encode_append,
     encode_new_session,
@@ -80,7 +80,7 @@ def test_event_survives_bson(
 
     append = encode_append(KEY, event, hooks)
     document = through_bson(event_document(append, 1))
-    found = decode_event(document, hooks)
+    (found,) = decode_events([document], hooks)
 
     assert found == event
     assert is_same_event(append, document["event"], hooks)

@@ -257,5 +257,6 @@ def test_every_stored_value_can_be_sent(path: tuple[Any, ...], value: Any) -> No
         append = documents.encode_append(KEY, event, NO_HOOKS)
     except InvalidInputError:
         return
-    stored = documents.decode_event(documents.event_document(append, 1), NO_HOOKS)
+    document = documents.event_document(append, 1)
+    (stored,) = documents.decode_events([document], NO_HOOKS)
     assert sent(change(event=stored, state_delta=stored.actions.state_delta))

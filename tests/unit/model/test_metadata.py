@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mongo_session_service import InvalidInputError
+from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.model.metadata import (
     MAX_TTL,
     NO_DETAILS,
@@ -16,6 +17,7 @@ from mongo_session_service.model.metadata import (
     Details,
     StoredDetails,
 )
+from mongo_session_service.model.records import SessionKey
 
 NOW = 1.8e9
 
@@ -83,17 +85,19 @@ def test_bad_changes_are_refused(details: dict[str, Any], reason: str) -> None:
         changed(**details)
 
 
+def read_back(details: StoredDetails) -> StoredDetails:
+    key = SessionKey("app", "user", "s")
+    return SessionRecord.part(key, {"_id": key.id, **details.to_document()}).details
+
+
 def test_details_are_read_back_as_stored() -> None:
     """Details are the same after storage, and take no place if there are none."""
     details = created(title="T" * 1000, labels={"b": "", "a": "x" * 256}, ttl=MAX_TTL)
 
-    assert (
-        StoredDetails.from_document({"_id": "other", **details.to_document()})
-        == details
-    )
+    assert read_back(details) == details
     assert details.to_document()["labels"][0] == {"name": "a", "value": "x" * 256}
     assert created(labels={}).to_document() == NO_DETAILS.to_document() == {}
-    assert StoredDetails.from_document({}) == NO_DETAILS
+    assert read_back(NO_DETAILS) == NO_DETAILS
 
 
 @pytest.mark.parametrize(
