@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,10 +25,8 @@ from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.record import (
     FORKED_FROM,
     INITIAL,
-    REDACTIONS,
     STATES,
     SessionRecord,
-    fields_update,
 )
 from mongo_session_service.codec.waiting_calls import (
     REDACTED,
@@ -49,12 +48,12 @@ from mongo_session_service.model.records import Document, ScopedState, SessionKe
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.sessions import event_log, queries
-from mongo_session_service.sessions.details import announcement, change_statements
+from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.reads import head_query, read_head
 from mongo_session_service.sessions.waiting_log import refresh_waiting
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Delete, Query, Update
+from mongo_session_service.storage.statements import Delete, Query, RefusedError, Update
 from mongo_session_service.storage.transactions import Transaction
 
 REDACTION_ATTEMPTS: Final = 100
@@ -215,8 +214,8 @@ async def _redact_state(storage: Storage, part: LoggedPart, replacement: str) ->
         setting = partial(
             _redact_values, storage, part, replacement, revision=revision, own=own
         )
-        if await storage.run(setting):
-            return
+        with suppress(RefusedError):
+            return await storage.run(setting)
     raise StorageUnavailableError(_BUSY)
 
 
@@ -258,13 +257,22 @@ async def _redact_step(
         *(Update("events", {"_id": it["_id"]}, it, expected=1) for it in new.values()),
         Delete("partials", {**partials, "event.id": {"$in": ids}}, many=True),
     )
-    await _redact_initial_state(storage, session, deltas, replacement, tx)
+    before_log = {"_id": part.key.event_id(0)}
+    apart = await tx.find_one(Query("events", before_log)) or {}
+    own, beside = (
+        _redacted_initial_state(storage, part.key, initial, deltas, replacement)
+        for initial in (session.initial, apart.get(INITIAL, {}))
+    )
+    if beside:
+        await tx.write(Update("events", before_log, {"$set": beside}))
     waiting = session.waiting(storage.hooks)
     left = tuple(each for each in waiting.named if each.revision not in new)
     calls = WaitingCalls(left, waiting.more)
     fields = encode_waiting(calls, part.key, storage.hooks)
-    is_changed = len(left) < len(waiting.named)
-    change = session.change(waiting=fields if is_changed else {}, is_redaction=True)
+    is_answered = len(left) < len(waiting.named)
+    change = session.change(
+        own, waiting=fields if is_answered else None, is_redaction=True
+    )
     await tx.write(*change_statements(storage, change))
     return len(new)
 
@@ -296,30 +304,24 @@ async def _find_events(
     return [(each, documents.decode_event(each, storage.hooks)) for each in records]
 
 
-async def _redact_initial_state(
+def _redacted_initial_state(
     storage: Storage,
-    session: SessionRecord,
+    key: SessionKey,
+    initial: Document,
     deltas: list[Document],
     replacement: str,
-    tx: Transaction,
-) -> None:
-    """Replace what the initial state has of the same values, as after a trim."""
-    key = session.key
-    apart = await tx.find_one(Query("events", {"_id": key.event_id(0)})) or {}
-    for collection, id_, initial in (
-        ("sessions", key.id, session.initial),
-        ("events", key.event_id(0), apart.get(INITIAL, {})),
-    ):
-        same = {
-            name
-            for delta in deltas
-            for name, value in delta.items()
-            if value is not None and name in initial and initial[name] == value
-        }
-        if same:
-            owner = Owner.of_session(key)
-            change = _replacement_update(INITIAL, storage, owner, same, replacement)
-            await tx.write(Update(collection, {"_id": id_}, {"$set": change}))
+) -> Document:
+    """Replace what an initial state has of the same values, as after a trim."""
+    same = {
+        name
+        for delta in deltas
+        for name, value in delta.items()
+        if value is not None and name in initial and initial[name] == value
+    }
+    if not same:
+        return {}
+    owner = Owner.of_session(key)
+    return _replacement_update(INITIAL, storage, owner, same, replacement)
 
 
 async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[str]]:
@@ -393,38 +395,32 @@ async def _redact_values(
     *,
     revision: int,
     own: set[str],
-) -> bool:
+) -> None:
     key = part.key
+    session = await _find_session(storage, part, tx)
+    if session.revision != revision:
+        raise RefusedError
     shared = await _find_shared_keys(storage, part, tx)
     owner = Owner.of_session(key)
-    change = _replacement_update("state", storage, owner, own, replacement)
-    where = {"_id": key.id, "create_time": part.created, "revision": revision}
+    fields = _replacement_update("state", storage, owner, own, replacement)
     if ADK_METADATA in own and storage.hooks.is_missing:
-        change |= await _redact_title(storage, where, replacement, tx)
-    update = fields_update(change, {REDACTIONS: 1})
-    if await tx.write(Update("sessions", where, update)) == [0]:
-        return False
+        fields |= _redacted_title(session, replacement)
+    redacted = session.change(fields, is_redaction=True)
+    as_read = session.expected("revision")
+    await tx.write(*change_statements(storage, redacted, as_read))
     for owner, collection, id_ in _shared_scopes(key):
         if names := shared[owner]:
             change = _replacement_update("state", storage, owner, names, replacement)
             update = {"$set": change, "$inc": {"revision": 1}}
             await tx.write(Update(collection, {"_id": id_}, update))
-    return True
 
 
-async def _redact_title(
-    storage: Storage, where: Document, replacement: str, tx: Transaction
-) -> Document:
-    """Replace a title that an event has set, and inform subscribers of it."""
-    found = await tx.find_one(Query("sessions", where))
-    session = SessionRecord.read(found) if found else None
-    named = session.state.get(ADK_METADATA) if session else None
-    fields = bson_values.decode_fields({ADK_METADATA: named})
-    if not session or display_name(fields) != session.details.title:
+def _redacted_title(session: SessionRecord, replacement: str) -> Document:
+    """Replace a title that an event has set."""
+    named = {ADK_METADATA: session.state.get(ADK_METADATA)}
+    if display_name(bson_values.decode_fields(named)) != session.details.title:
         return {}
-    title = {"title": replacement[:MAX_TITLE]}
-    await tx.write(*announcement(storage, session.change(title).after))
-    return title
+    return {"title": replacement[:MAX_TITLE]}
 
 
 def _replacement_update(

@@ -8,6 +8,7 @@ through it for the few events that matter. Where a hook has sealed them, all are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from mongo_session_service.codec.record import LOG_BEGINS, STATES, SessionRecord
@@ -29,10 +30,11 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.sessions import event_log
+from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.reads import head_query
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Query, Update
+from mongo_session_service.storage.statements import Query, RefusedError
 from mongo_session_service.storage.transactions import Transaction
 
 _HAS_RESPONSE: Final = {"event.content.parts.function_response": {"$exists": True}}
@@ -135,7 +137,8 @@ async def refresh_waiting(storage: Storage, key: SessionKey) -> bool:
             break
         as_read = session.expected("revision", LOG_BEGINS, *WAITING_FIELDS)
         change = session.change(waiting=encode_waiting(waiting, key, storage.hooks))
-        if await storage.commit(Update("sessions", as_read, change.update)) == [1]:
+        with suppress(RefusedError):
+            await storage.commit(*change_statements(storage, change, as_read))
             return True
     return False
 
