@@ -60,6 +60,9 @@ have been edited there."""
 _BESIDE: Final = 1000
 """Bytes that a log takes beside its blocks and its newest event."""
 
+_DROP_COUNTS: Final = 1024
+"""Numbers that count what is dropped, each for the sessions of some hashes."""
+
 
 async def find_event_document(
     storage: Storage | Transaction, key: SessionKey, event_id: str
@@ -149,12 +152,12 @@ class SessionReads:
     ) -> StoredSession | None:
         """Load a session with all its events; only those not in the cache are built."""
         began = monotonic()
-        drops, known = cache.drops, cache.get(key)
+        drops, known = cache.drops(key), cache.get(key)
         if known is not None:
             session, begin, log = await self._read_log(key, known)
             if session is not None and not _is_continued(session, begin, log, known):
                 cache.drop(*key)
-                drops, known = cache.drops, None
+                drops, known = cache.drops(key), None
             log = log[:-1]  # the newest known event is read again
         if known is None:
             session, _, log = await self._read_log(key, None)
@@ -346,8 +349,15 @@ class ReadCache:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.size = 0
         """The bytes that they take."""
-        self.drops = 0
-        """How often something was dropped because it is gone."""
+        self._drops = [0] * _DROP_COUNTS
+
+    def drops(self, key: SessionKey) -> int:
+        """How often a log that may be the session's was dropped because it is gone.
+
+        It counts a few other sessions as well, since nothing is kept of those that are
+        gone.
+        """
+        return self._drops[hash(key) % _DROP_COUNTS]
 
     def get(self, key: SessionKey) -> CachedLog | None:
         """Return the log of a session, and keep it longest from now on."""
@@ -361,12 +371,9 @@ class ReadCache:
             return log
 
     def put(self, key: SessionKey, log: CachedLog, drops: int) -> None:
-        """Keep a log, unless a log was dropped since ``drops`` was read.
-
-        It may have been of this session, and dropped while its log was being read.
-        """
+        """Keep a log, unless it may have been dropped since ``drops`` was read."""
         with self._lock:
-            if drops != self.drops or log.size > self.limit:
+            if drops != self.drops(key) or log.size > self.limit:
                 return
             self._remove_log(key)
             self._logs[key] = log, monotonic()
@@ -379,17 +386,21 @@ class ReadCache:
         self, app_name: str, user_id: str | None = None, session_id: str | None = None
     ) -> None:
         """Forget a session, or all of a user or an app."""
-        wanted = (app_name, user_id, session_id)
+        owner = (app_name,) if user_id is None else (app_name, user_id)
         with self._lock:
-            self.drops += 1
+            if user_id is not None and session_id is not None:
+                key = SessionKey(app_name, user_id, session_id)
+                self._drops[hash(key) % _DROP_COUNTS] += 1
+                self._remove_log(key)
+                return
+            self._drops = [count + 1 for count in self._drops]
             for key in [*self._logs]:
-                pairs = zip(key, wanted, strict=True)
-                if all(wish is None or part == wish for part, wish in pairs):
+                if key[: len(owner)] == owner:
                     self._remove_log(key)
 
     def clear(self) -> None:
         with self._lock:
-            self.drops += 1
+            self._drops = [count + 1 for count in self._drops]
             self._logs.clear()
             self.size = 0
 

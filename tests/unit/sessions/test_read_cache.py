@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +28,7 @@ OTHER = SessionKey("other", "ada", "1")
 
 def keep(cache: ReadCache, *keys: SessionKey) -> None:
     for key in keys:
-        cache.put(key, LOG, cache.drops)
+        cache.put(key, LOG, cache.drops(key))
 
 
 def kept(cache: ReadCache) -> set[SessionKey]:
@@ -44,15 +47,46 @@ async def test_the_log_read_longest_ago_is_dropped_first() -> None:
     assert cache.size == 2 * LOG.size
 
 
-async def test_a_log_deleted_during_its_read_is_not_kept() -> None:
+@pytest.mark.parametrize("gone", [ADA, ADA[:2], ADA[:1]])
+async def test_a_log_deleted_during_its_read_is_not_kept(gone: tuple[str, ...]) -> None:
     """It may be of the session that is gone."""
     cache = ReadCache(10 * LOG.size)
-    drops = cache.drops
-    cache.drop(*ADA)
+    keep(cache, ADA)
+    drops = cache.drops(ADA)
+    cache.drop(*gone)
 
     cache.put(ADA, LOG, drops)
 
     assert kept(cache) == set()
+
+
+class Counted(OrderedDict[SessionKey, Any]):
+    """Logs that count how many of them are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[SessionKey]:
+        for each in super().__iter__():
+            Counted.looks += 1
+            yield each
+
+
+async def test_what_is_not_there_costs_no_look_at_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many are kept; and logs that are being read then are kept as well."""
+    monkeypatch.setattr(reads, "OrderedDict", Counted)
+    cache = ReadCache(100 * LOG.size)
+    keys = [SessionKey("app", "ada", str(number)) for number in range(50)]
+    reading = [(key, cache.drops(key)) for key in keys]
+    keep(cache, BOB, OTHER)
+
+    cache.drop("app", "ada", "missing")
+    for key, drops in reading:
+        cache.put(key, LOG, drops)
+
+    assert Counted.looks == 0
+    assert sum(cache.get(key) is not None for key in keys) >= len(keys) - 1
 
 
 async def test_an_idle_log_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +112,7 @@ async def test_a_log_is_read_anew_after_some_minutes(
     now = 1000.0
     monkeypatch.setattr(reads, "monotonic", lambda: now)
     cache = ReadCache(LOG.size)
-    cache.put(ADA, replace(LOG, read_at=now), cache.drops)
+    cache.put(ADA, replace(LOG, read_at=now), cache.drops(ADA))
 
     for _ in range(4):
         now += reads.LIFETIME / 4
