@@ -349,7 +349,8 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
             events += await remove_tombstone(storage, orphan)
         users = await remove_all("user_states", states)
         await remove_all("imports", notes)
-        await remove_all("leases", wanted)  # who waited for turns in a release before 1.0
+        # Who waited for turns in a release before 1.0.
+        await remove_all("leases", wanted)
         await remove_all("partials", wanted)
         letters = await remove_all("dead_letters", of_owner)
         apps = consumers = 0
