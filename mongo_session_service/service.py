@@ -868,8 +868,8 @@ class MongoSessionService(BaseSessionService):
 
         Args:
             runner: The runner, built with this service.
-            resume: Whether the invocation goes on then, if the app is resumable: with
-                the others that were abandoned, and once alone.
+            resume: Whether the invocation goes on then, if the app is resumable: twice
+                at most, if its process dies again.
             run_config: Passed to ``run_async`` then; it decides whether answers stream.
         """
         running_loop()

@@ -1,8 +1,7 @@
 """Recovery: repairs turns whose processes have died, or resumes their invocations.
 
-A resumed invocation may be what has killed its process. Of those that a process has
-resumed together the next one cannot tell which: it resumes one of them at a time, and
-an invocation whose process dies when nothing is resumed beside it is given up.
+A resumed invocation may be what has killed its process. So a process resumes one at a
+time of those that were resumed before, and none of them more than twice.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Recovery:
     runner: Runner
     run_config: RunConfig | None
     resumes: bool
-    _resumed: dict[RunningTurn, bool] = field(default_factory=dict)
-    """The turns that run, and whether each was resumed with others before."""
+    _repeated: RunningTurn | None = None
+    """The latest turn here that was resumed before."""
     _aside: dict[SessionKey | None, tuple[int, float]] = field(default_factory=dict)
     """How often the recovery of a session has failed, and when it is tried again.
     None stands for the search for such sessions."""
@@ -96,20 +95,15 @@ class Recovery:
     async def _recover_all(self) -> None:
         backend = await self.turns.backends.backend()
         found = await find_abandoned(backend.storage, self.runner.app_name)
-        for key, is_suspect in found.items():
-            for each in [each for each in self._resumed if each.is_done]:
-                del self._resumed[each]
-            if self._resumed and (is_suspect or any(self._resumed.values())):
-                continue  # it is to be alone, or another one is
-            for each in self._resumed:
-                await each.turn.accept_company()
+        for key, is_repeated in found.items():
+            if is_repeated and self._repeated and not self._repeated.is_done:
+                continue
             turn = Turn(self.turns, key, 0)
             turn.root_agent_name = root_agent_name(self.runner)
             turn.resumes = self.resumes
-            turn.is_alone = is_suspect or len(found) + len(self._resumed) == 1
-            await self._attempt(key, partial(self._recover, turn, is_suspect))
+            await self._attempt(key, partial(self._recover, turn, is_repeated))
 
-    async def _recover(self, turn: Turn, is_suspect: bool) -> None:  # noqa: FBT001
+    async def _recover(self, turn: Turn, is_repeated: bool) -> None:  # noqa: FBT001
         if not self.resumes:
             async with turn:
                 turn.fail_if_taken_over()
@@ -117,4 +111,5 @@ class Recovery:
         arguments: RunArguments = {"run_config": self.run_config}
         running = RunningTurn(turn, self.runner, arguments)
         await self.running_turns.start(running)
-        self._resumed[running] = is_suspect
+        if is_repeated:
+            self._repeated = running

@@ -6,8 +6,7 @@ The field ``turn`` of a session's document has, beside the lease's fields and
 - ``first_revision``: of the first event that was appended within the turn. It goes when
   the turn is released; so who acquires the turn knows whether it was abandoned.
 - ``stop``: that somebody wants the turn to be stopped, and why.
-- ``resumed``: the invocation that was resumed last after its turn was abandoned, and
-  whether ``alone``: then it is not resumed again.
+- ``resumed``: the invocation that was resumed after its process died, and how often.
 - ``ended``: status, begin, host, reason and error of the last turn that was released.
 """
 
@@ -71,6 +70,8 @@ HELD: Final = "turn.holder"
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DIED: Final = "its process died"
 _INTERRUPTED: Final = "another turn was started"
+_ATTEMPTS: Final = 2
+"""How often an invocation is resumed whose process dies each time."""
 _ERASURE_WAITS: Final = 3.0
 """Seconds that running turns have to end before their sessions are erased."""
 _NESTED: Final = (
@@ -159,8 +160,6 @@ class Turn:
         """The author of the mark that the turn before was cut off, if it was."""
         self.resumes = False
         """Whether the invocation of an abandoned turn is to go on in it."""
-        self.is_alone = True
-        """Whether no other invocation is resumed in this process as long as it runs."""
         self.resumed_invocation: str | None = None
         """The invocation that goes on in it."""
         self._has_ttl = False
@@ -205,12 +204,6 @@ class Turn:
         """Let it end as failed if the caller has it since a process has died in it."""
         if self._lease.replaces_dead:
             self.set_status("failed", reason=_DIED)
-
-    async def accept_company(self) -> None:
-        """Note that others are resumed beside it: if it dies, it may be of them."""
-        if self.is_alone:
-            await self._update_session({"$set": {"turn.resumed.alone": False}})
-            self.is_alone = False
 
     async def append_event(self, event: Event) -> None:
         """Append an event at the end of the log, after whatever is there."""
@@ -287,13 +280,15 @@ class Turn:
         await announce_abandoned_turn(backend.storage, self.info, _DIED)
         last = self._lease.found.get("resumed", {})
         invocation = own[-1].invocation_id if own else last.get("invocation_id")
-        is_given_up = last == {"invocation_id": invocation, "alone": True}
+        is_same = last.get("invocation_id") == invocation
+        attempts = last.get("attempts", 0) if is_same else 0
+        is_given_up = attempts >= _ATTEMPTS
         outcome = "was resumed before, and is given up" if is_given_up else "has ended"
         change: Document = {"$unset": {queries.TURN_FIRST_REVISION: ""}}
         self.has_open_log = self.resumes and bool(invocation) and not is_given_up
         if self.has_open_log:
             outcome, self.resumed_invocation = "is resumed", invocation
-            resumed = {"invocation_id": invocation, "alone": self.is_alone}
+            resumed = {"invocation_id": invocation, "attempts": attempts + 1}
             # The next process finds it if this one dies before it appends anything.
             end = self._lease.found["first_revision"] + len(own) + len(closing)
             change = {"$set": {"turn.resumed": resumed, "turn.first_revision": end}}
@@ -424,8 +419,9 @@ class Turn:
             gone = ("renewed_at", "holder.client_sessions", "stop")
             await self._lease.release_lease(gone=gone)
         else:
-            known = {"first_revision": self.has_open_log, "resumed": self.is_alone}
-            forget = ["stop", *(name for name, stays in known.items() if not stays)]
+            forget = ["stop", "resumed"]
+            if not self.has_open_log:
+                forget.append("first_revision")
             await self._lease.release_lease(encode_turn(self.info), forget=forget)
 
 
@@ -470,16 +466,12 @@ async def end_turns_of_erased(
 
 
 async def find_abandoned(storage: Storage, app_name: str) -> dict[SessionKey, bool]:
-    """Find abandoned turns of an app, and whether others were resumed beside them."""
+    """Find abandoned turns of an app, and whether they were resumed before."""
     where = turns_filter(app_name, None, "abandoned", storage.clock.now())
-    fields = {"turn.resumed.alone": 1, "is_free": lease_is_free(storage, "turn.")}
+    fields = {"turn.resumed": 1, "is_free": lease_is_free(storage, "turn.")}
     stages = ({"$project": fields}, {"$match": {"is_free": True}})
     (found,) = await storage.read(Query("sessions", where, then=stages))
-    return {
-        SessionKey(**each["_id"]): each.get("turn", {}).get("resumed")
-        == {"alone": False}
-        for each in found
-    }
+    return {SessionKey(**it["_id"]): "resumed" in it.get("turn", {}) for it in found}
 
 
 async def find_turns(

@@ -195,45 +195,33 @@ async def answered(service: MongoSessionService, *session_ids: str) -> None:
         assert texts == ["answered"]
 
 
-async def test_suspects_are_resumed_one_at_a_time(
+async def test_those_resumed_before_follow_each_other(
     service: MongoSessionService, abandon: Abandon
 ) -> None:
-    """Those that were resumed when their process died again; nothing runs beside."""
-    await abandon("a", "b", resumed={**BEFORE, "alone": False})
-    await abandon("c")
+    """Any of them may have killed its process; the others run beside."""
+    await abandon("a", "b", resumed={**BEFORE, "attempts": 1})
+    await abandon("c", "d")
     model = GatedModel()
     async with recovering(service, model, resume=True), asyncio.timeout(20):
-        await until(lambda: model.waiting() == 1)
+        await until(lambda: model.waiting() == 3)
         model.let_answer()
-        await answered(service, "a", "b", "c")
-    assert model.most() == 1
+        await answered(service, "a", "b", "c", "d")
+    assert model.most() == 3
 
 
-async def test_one_whose_process_dies_while_it_is_alone_is_given_up(
+async def test_one_whose_processes_died_twice_is_given_up(
     service: MongoSessionService,
     abandon: Abandon,
-    database: str,
-    admin: MongoClient[Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The mark that it is alone goes when another is resumed beside it."""
-
-    def is_alone() -> bool:
-        session = admin[database].sessions.find_one({"_id.session_id": "a"})
-        assert session is not None
-        return session["turn"]["resumed"]["alone"]  # type: ignore[no-any-return]
-
-    await abandon("a")
-    await abandon("z", resumed={**BEFORE, "alone": True})
+    """What was counted for another invocation of its session does not count."""
+    await abandon("a", resumed={"invocation_id": "before", "attempts": 2})
+    await abandon("z", resumed={**BEFORE, "attempts": 2})
     model = GatedModel()
     async with recovering(service, model, resume=True), asyncio.timeout(20):
-        await until(lambda: model.waiting() == 1)
-        await left_with(service, "a")
-        await abandon("b")
-        await until(lambda: model.waiting() == 2)
-        assert not is_alone()
         model.let_answer()
-        await answered(service, "a", "b")
+        await answered(service, "a")
+        await left_with(service)
     (turn,) = await service.find_turns(status="failed")
     assert (turn.session_id, turn.reason) == ("z", "its process died")
     assert "session 'z' has died. The turn was resumed before, and is given up" in (
