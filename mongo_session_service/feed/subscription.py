@@ -257,7 +257,7 @@ class SessionSubscription(Subscription):
             return
         if view is None and is_opening:
             raise session_not_found_error(self._key.session_id)
-        if view is None or self._create_time not in {None, view.marker.create_time}:
+        if view is None or self._create_time not in {None, view.session.created}:
             deleted = ChangeRecord("deleted", self._key, {}, platform_time.get_time())
             self._waiting.append(deleted.change())
             if view is None or not is_opening:
@@ -266,18 +266,18 @@ class SessionSubscription(Subscription):
             self._revision, self._partial, self._turn = None, None, TurnFilter()
         elif is_opening:
             self._check_place(view)
-        self._create_time = view.marker.create_time
+        self._create_time = view.session.created
         self._continue_from(view)
 
     def _check_place(self, view: View) -> None:
-        if self._delivered_revision > view.marker.revision:
+        if self._delivered_revision > view.session.revision:
             message = (
                 f"after_revision is {self._revision}, but the session is at revision"
-                f" {view.marker.revision}. Leave it out to begin with a snapshot."
+                f" {view.session.revision}. Leave it out to begin with a snapshot."
             )
             raise InvalidInputError(message)
-        if self._revision is not None and self._revision < view.log_begins:
-            raise TrimmedError(view.log_begins)
+        if self._revision is not None and self._revision < view.session.begins:
+            raise TrimmedError(view.session.begins)
 
     def _continue_from(self, view: View) -> None:
         self._waiting.extend(view.missed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -24,8 +25,9 @@ from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.errors import StorageError
 from mongo_session_service.feed.place import Place
-from mongo_session_service.model.records import Document, Marker, SessionKey
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.reads import head_query
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import lease_has_expired
 from mongo_session_service.storage.statements import Query
@@ -41,9 +43,7 @@ class View:
     """A session at one point in time, and what a subscriber to it has missed."""
 
     as_of: Timestamp
-    marker: Marker
-    log_begins: int
-    """The revision after which the session's log begins."""
+    session: SessionRecord
     is_complete: bool = True
     """Whether nothing else was missed; else it is a page of the session's events."""
     missed: list[Change] = field(default_factory=list)
@@ -58,41 +58,47 @@ class View:
 
 
 async def load_view(
-    storage: Storage,
-    key: SessionKey,
-    after: Place,
-    not_before: Timestamp,
+    storage: Storage, key: SessionKey, after: Place, not_before: Timestamp
 ) -> View | None:
     """Load a session, not before a time, and what a subscriber has missed.
 
     None if it is not stored. What follows a revision from before the session's log, or
-    the place in another session, begins with a snapshot. Partials are left out if the
-    place has none.
+    the place in another session, begins with a snapshot: nothing else reads its state.
+    Partials are left out if the place has none.
     """
-    sessions, *states = found = await storage.read(
-        *queries.session_queries(key), not_before=not_before, patient=True
-    )
-    session, shared = (
-        SessionRecord.find(sessions, storage.clock.now()),
-        [*chain(*states)],
-    )
-    if session is None:
-        return None
-    view = View(found.as_of, session.marker, session.begins)
-    if after.create_time not in {None, view.marker.create_time}:
-        after = Place(None, after.partial and (0, 0))
-    if after.revision is None:
-        view.missed = [snapshot_record(session, shared, storage.hooks).change()]
-    else:
-        await _add_missed(view, storage, session, shared, after.revision)
-    turn = session.turn
+    view = None
+    if after.revision is not None:
+        log = Query("events", queries.events_after(key, after.revision))
+        scan = storage.scan(log, beside=[head_query(key)], not_before=not_before)
+        async with aclosing(scan):
+            page = await anext(scan)
+        (sessions,) = page.beside
+        session = SessionRecord.find(sessions, storage.clock.now())
+        if session is None:
+            return None
+        if after.create_time in {None, session.created}:
+            view = View(page.as_of, session, page.is_last)
+            await _add_missed(view, storage, page.documents, after.revision)
+        else:
+            after = Place(None, after.partial and (0, 0))
+    if view is None:
+        found = await storage.read(
+            *queries.session_queries(key), not_before=not_before, patient=True
+        )
+        sessions, *states = found
+        session = SessionRecord.find(sessions, storage.clock.now())
+        if session is None:
+            return None
+        snapshot = snapshot_record(session, [*chain(*states)], storage.hooks)
+        view = View(found.as_of, session, missed=[snapshot.change()])
+    turn = view.session.turn
     if after.partial is not None and view.is_complete:
         if "holder" in turn:
             view.past_epoch = turn["epoch"] - 1
             await _add_partials(view, storage, key, turn, after.partial)
         else:
             view.past_epoch = turn.get("epoch", 0)
-        view.turn = _last_turn(storage, session)
+        view.turn = _last_turn(storage, view.session)
     return view
 
 
@@ -109,41 +115,32 @@ def _last_turn(storage: Storage, session: SessionRecord) -> Change | None:
 
 
 async def _add_missed(
-    view: View,
-    storage: Storage,
-    session: SessionRecord,
-    shared: list[Document],
-    after_revision: int,
+    view: View, storage: Storage, log: list[Document], after_revision: int
 ) -> None:
-    """Add what follows a revision: a page of events, and the rest if it is the last."""
-    key, hooks = session.key, storage.hooks
-    if after_revision < view.log_begins:
-        after_revision = view.log_begins
-        first = Query("events", {"_id": key.event_id(0)})
-        (before,) = await storage.read(first, as_of=view.as_of, patient=True)
-        trimmed = [decode_trimmed(each, shared, hooks) for each in before]
+    """Add the events that follow a revision, and all else if these are the last."""
+    session, hooks = view.session, storage.hooks
+    key, begins = session.key, session.begins
+    is_cut = after_revision < begins
+    if is_cut or view.is_complete:
+        start = [Query("events", {"_id": key.event_id(0)})] if is_cut else []
+        states = queries.shared_state_queries(*key[:2])
+        *before, app, user = await storage.read(
+            *start, *states, as_of=view.as_of, patient=True
+        )
+        shared = [*app, *user]
+        trimmed = [decode_trimmed(it, shared, hooks) for it in chain(*before)]
         view.missed += [each.change() for each in trimmed if each]
-    size = storage.limits.page_events
-    following = queries.events_after(key, after_revision)
-    # Alone, since the first reply may hold no more than one event.
-    (log,) = page = await storage.read(
-        Query("events", following, order=1, limit=size),
-        as_of=view.as_of,
-        whole=False,
-        patient=True,
-    )
-    view.missed += appended_changes(key, log, hooks)
-    view.is_complete = page.is_whole and len(log) < size
-    if not view.is_complete:
-        return
-    time = session.updated
-    for each in shared:
-        view.missed += _state_changes(each, hooks, time)
-    if session.has_conversation:
-        view.missed.append(updated_record(session, hooks, time).change())
+    kept = [it for it in log if it["_id"]["revision"] > begins]
+    view.missed += _appended_changes(key, kept, hooks)
+    if view.is_complete:
+        for each in shared:
+            view.missed += _state_changes(each, hooks, session.updated)
+        if session.has_conversation:
+            record = updated_record(session, hooks, session.updated)
+            view.missed.append(record.change())
 
 
-def appended_changes(
+def _appended_changes(
     key: SessionKey, events: Iterable[Document], hooks: Hooks
 ) -> Iterator[Change]:
     """Decode stored events to ``appended`` changes, as far as they can be read."""
@@ -176,7 +173,7 @@ async def _add_partials(
     after: tuple[int, int],
 ) -> None:
     """Add what the session's running turn has produced."""
-    created = view.marker.create_time
+    created = view.session.created
     partials = queries.partials_of_turn(key, turn["epoch"], created)
     wanted = [Query("partials", partials, order=1)]
     if "first_revision" in turn:

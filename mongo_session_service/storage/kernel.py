@@ -219,19 +219,26 @@ class Storage(Database):
         *,
         beside: Sequence[Query] = (),
         as_of: Timestamp | None = None,
+        not_before: Timestamp | None = None,
         patient: bool = True,
     ) -> AsyncGenerator[ScannedPage]:
         """Read the documents that match a query on ``_id``, in pages; at least one.
 
         A page has ``limit`` documents of the query, or ``Limits.page_events``, unless
         they do not fit into a reply. It is read at ``as_of``, by default at a current
-        time. With each page, the queries ``beside`` it are read as well.
+        time, and not before ``not_before``. With each page, the queries ``beside`` it
+        are read as well.
         """
         query = query.with_page_size(self.limits.page_events)
         is_last = False
         while not is_last:
             answer = await self.read(
-                *beside, query, as_of=as_of, whole=False, patient=patient
+                *beside,
+                query,
+                as_of=as_of,
+                not_before=not_before,
+                whole=False,
+                patient=patient,
             )
             *others, documents = answer
             is_last = answer.is_whole and len(documents) < (query.limit or 0)

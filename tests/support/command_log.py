@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import bson
 from pymongo import monitoring
 
 
@@ -36,3 +37,13 @@ class CommandsSent(QuietListener):
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         self.sent.append((event.command_name, dict(event.command)))
+
+
+class BytesReceived(QuietListener):
+    """Adds up the replies that a client has received."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        self.bytes += len(bson.encode(event.reply))

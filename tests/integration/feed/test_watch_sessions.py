@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
+from pymongo import AsyncMongoClient
+from support.command_log import BytesReceived
 from support.subscriptions import (
     APP,
     ID,
@@ -262,3 +264,24 @@ async def test_a_title_is_the_display_name(service: MongoSessionService) -> None
         snapshot = await anext(changes)
 
     assert created.state_delta == snapshot.state == shown
+
+
+@pytest.mark.limits(page_events=10)
+@pytest.mark.parametrize("pages", [2, 4])
+async def test_catching_up_reads_state_at_most_once(
+    service: MongoSessionService, mongodb_uri: str, database: str, pages: int
+) -> None:
+    """However many pages there are; that of the session not at all."""
+    large = 100_000
+    state = {"large": "x" * large, "app:large": "y" * large}
+    session = await service.create_session(**SESSION, state=state)
+    for number in range(10 * pages):
+        await service.append_event(session, new_event(n=number))
+    received = BytesReceived()
+    limits = Limits(page_events=10)
+    async with AsyncMongoClient(mongodb_uri, event_listeners=[received]) as client:
+        watched = MongoSessionService(client=client, database=database, _limits=limits)
+        async with watched, watched.watch(*SESSION.values(), after_revision=0) as it:
+            for _ in range(10 * pages):
+                await anext(it)
+            assert received.bytes < 1.5 * large
