@@ -202,8 +202,8 @@ async def test_a_redaction_with_an_unknown_event_changes_nothing(
     ],
 )
 async def test_bad_input_is_named(
-    ours: MongoSessionService, wrong: dict[str, Any], says: str
+    service: MongoSessionService, wrong: dict[str, Any], says: str
 ) -> None:
     """Each argument is checked before anything is read."""
     with pytest.raises(InvalidInputError, match=says):
-        await ours.redact_events(**KEY, **wrong)
+        await service.redact_events(**KEY, **wrong)
