@@ -126,6 +126,12 @@ def database(pool: DatabasePool) -> Iterator[str]:
 
 
 @pytest.fixture
+def day(request: pytest.FixtureRequest) -> str:
+    """What chooses the samples of a test that takes them itself."""
+    return str(request.config.getoption("sample"))
+
+
+@pytest.fixture
 def limits(request: pytest.FixtureRequest) -> Limits:
     """What services of the test work with, as its mark ``limits`` sets it."""
     marks = request.node.iter_markers("limits")  # the closest first

@@ -151,6 +151,7 @@ async def test_a_second_process_logs_its_takeover(
             assert await second.line() == "appended 1"
 
 
+@pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
 async def test_a_second_signal_ends_the_command_at_once(
     mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
 ) -> None:

@@ -16,12 +16,15 @@ PAGES = {
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if (blocks := blocks_of(page))
 }
-FIRST: Final = {
-    "README.md",
-    "docs/getting-started.md",
-    "docs/guide/fastapi.md",
-    "docs/guide/live-turns.md",
-}
+FIRST: Final = dict.fromkeys(
+    (
+        "README.md",
+        "docs/getting-started.md",
+        "docs/guide/fastapi.md",
+        "docs/guide/live-turns.md",
+    ),
+    pytest.mark.daily(2),
+)
 """The pages that newcomers read; the others run before a release."""
 
 MARKS = {"", "Fragment", "Example", *OUTPUTS}
@@ -32,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=() if page in FIRST else pytest.mark.release)
+        pytest.param(page, marks=FIRST.get(page, pytest.mark.release))
         for page in PAGES
         if any(block.language in {"python", "console"} for block in PAGES[page])
     ],

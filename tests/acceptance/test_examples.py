@@ -131,6 +131,7 @@ async def running(
         await asyncio.wait([task])
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("name", PRINTED)
 @pytest.mark.usefixtures("uri")
 def test_an_example_runs_twice(

@@ -19,6 +19,7 @@ ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 KEY = SessionKey("app", "ada", "s")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_an_export_leaves_no_part_of_its_file(
     mongodb_uri: str,
@@ -52,6 +53,7 @@ async def test_an_export_leaves_no_part_of_its_file(
     assert path.read_text() == "the last one"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("ending", "times"),
     [
@@ -80,6 +82,7 @@ async def test_the_live_page_ends_quietly_after_many_signals(
     assert (process.returncode, errors.decode()) == (130, "")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("command", [("watch",), ("live", "--port", "0", "--no-open")])
 async def test_a_command_in_the_background_of_a_script_can_be_ended(
     mongodb_uri: str, service: MongoSessionService, database: str, command: tuple[str]

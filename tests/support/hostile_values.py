@@ -44,7 +44,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
 fuzzing = settings(
     derandomize=not EXAMPLES,
-    max_examples=EXAMPLES or 10,
+    max_examples=EXAMPLES or 5,
     phases=set(Phase) - {Phase.shrink},  # it takes minutes, and they are short
 )
 

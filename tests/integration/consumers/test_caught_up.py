@@ -11,6 +11,8 @@ from support.consumers import PATIENCE, append, begun, create, told
 
 from mongo_session_service import Change, MongoSessionService
 
+pytestmark = pytest.mark.limits(stream_await_seconds=0.05)
+
 
 async def caught_up(service: MongoSessionService, **options: Any) -> list[Change]:
     """Return what a run of consumer "c" handles until it has caught up."""

@@ -22,7 +22,7 @@ from mongo_session_service import (
     StorageError,
 )
 
-pytestmark = pytest.mark.limits(handler_retry_seconds=0.0)
+pytestmark = pytest.mark.limits(handler_retry_seconds=0.0, stream_await_seconds=0.05)
 
 
 class Handler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import gc
 from typing import Any
 
 import pytest
@@ -152,6 +153,7 @@ async def test_an_abandoned_lease_expires(
     """A reader that was let go of without closing it does not block the next."""
     await append(service, await create(service), 2)
     await take(service.consumer("c"), 1, commit=True)  # and nobody holds it any more
+    gc.collect()
 
     async with service.consumer("c") as second:
         assert told(await take(second, 1)) == [("s", 2)]

@@ -23,7 +23,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 pytestmark = [
-    pytest.mark.limits(handler_retry_seconds=0.0),
+    pytest.mark.limits(handler_retry_seconds=0.0, stream_await_seconds=0.05),
     pytest.mark.parametrize("mode", MODES),
 ]
 

@@ -78,6 +78,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "ending",
     [

@@ -16,6 +16,7 @@ from pymongo.monitoring import (
 from support.cancellation.calls import CONSUMERS, FOLLOWERS, READS, WRITES
 from support.cancellation.world import Case, World
 from support.command_log import QuietListener
+from support.daily_sample import in_turn
 from support.failpoints import failing, victim_uri
 from support.resource_checks import PATIENCE
 
@@ -107,10 +108,16 @@ async def test_each_command_of_each_method_is_turned_away_once(
     admin: MongoClient,
     names: CommandNames,
     subtests: pytest.Subtests,
+    day: str,
     code: int,
 ) -> None:
     """No caller notices, and what they asked for is done once."""
+    chosen = in_turn(day, (each.prepare.__name__ for each in CASES))
+    if code == TEMPORARILY_UNAVAILABLE:
+        chosen = chosen[::2]
     async with world.service.watch("nobody"):
         for case in CASES:
+            if case.prepare.__name__ not in chosen:
+                continue
             with subtests.test(case.what, how=case.prepare.__name__):
                 await answer_each_command_once(world, admin, names, case, code)

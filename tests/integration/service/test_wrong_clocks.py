@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 from google.adk.errors.already_exists_error import AlreadyExistsError
@@ -11,11 +13,11 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from pymongo import MongoClient
 from support.fake_clock import machine_ahead
-from support.limits import NO_SWEEP
 from support.one_session import IDS, read
 from support.subscriptions import APP, Follower, new_event
 
 from mongo_session_service import LeaseLostError, MongoSessionService, Pruned
+from mongo_session_service.testing import Limits
 
 WRONG = 600.0
 TTL = 300.0
@@ -36,10 +38,12 @@ async def wrong(
     ahead: float,  # noqa: ARG001  before the service begins
     mongodb_uri: str,
     database: str,
+    limits: Limits,
 ) -> AsyncIterator[MongoSessionService]:
     """A service of such a machine that removes nothing unasked."""
+    limits = replace(limits, sweep_interval=math.inf)
     async with MongoSessionService(
-        mongodb_uri, database=database, _limits=NO_SWEEP
+        mongodb_uri, database=database, _limits=limits
     ) as service:
         yield service
 

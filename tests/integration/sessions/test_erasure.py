@@ -30,6 +30,7 @@ def traces(admin: MongoClient[Any], database: str, id_: str = ALICE) -> list[str
     return traces_of(id_, admin, database)
 
 
+pytestmark = pytest.mark.limits(stream_await_seconds=0.05)
 small_steps = pytest.mark.limits(removed_events=10)
 
 
