@@ -25,8 +25,8 @@ from mongo_session_service.errors import ConfigurationError, MongoSessionService
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE
 from mongo_session_service.schema.setup import check, set_up
-from mongo_session_service.sessions.appender import Appender
-from mongo_session_service.sessions.batch import BatchStore
+from mongo_session_service.sessions.append import Appender, judge
+from mongo_session_service.sessions.batch import commit_batch
 from mongo_session_service.sessions.reads import ReadCache, SessionReads
 from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import Writer
@@ -253,7 +253,9 @@ class Backends:
             )
             storage.has_event_index = EVENT_ONCE.name not in self._missing
             reads = SessionReads(storage, self._read_cache)
-            writer = Writer(storage, BatchStore(storage))
+            writer = Writer(
+                storage, partial(commit_batch, storage), partial(judge, storage)
+            )
             keeper = None
             if self._uri is not None:
                 keeper = keep_until_loop_ends(partial(_close_all, closers), loop)

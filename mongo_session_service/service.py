@@ -88,7 +88,7 @@ from mongo_session_service.sessions import (
     search,
     trim,
 )
-from mongo_session_service.sessions.appender import Appended
+from mongo_session_service.sessions.append import Appended, OnConflict
 from mongo_session_service.sessions.deletion import erase_owner
 from mongo_session_service.sessions.details import update_details
 from mongo_session_service.sessions.fork import Fork, copy_session, new_branch
@@ -215,7 +215,7 @@ class MongoSessionService(BaseSessionService):
         if on_conflict not in ("raise", "rebase"):
             message = f"on_conflict must be 'raise' or 'rebase', not {on_conflict!r}."
             raise ConfigurationError(message)
-        self._is_rebasing = on_conflict == "rebase"
+        self._on_conflict: OnConflict = on_conflict
         self._default_ttl = _check_default_ttl(default_ttl)
         settings = ConnectionSettings.from_arguments(
             uri,
@@ -465,7 +465,8 @@ class MongoSessionService(BaseSessionService):
 
         Raises:
             StaleSessionError: the stored session has events ``session`` does not know;
-                if it was to be rebased, they leave no place for this one.
+                if it was to be rebased, they leave no place for this one, as a function
+                call does that has no response yet.
             SessionNotFoundError: the session is not stored (any more).
             AlreadyExistsError: another event of the session has the same id.
             InvalidInputError: a value of the event cannot be stored.
@@ -482,7 +483,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(session.app_name, session.user_id, session.id)
         backend = await self._backends.backend(Stage.SET_UP)
         await self._append(
-            backend, key, session, event, started, is_rebasing=self._is_rebasing
+            backend, key, session, event, started, on_conflict=self._on_conflict
         )
         return event
 
@@ -494,10 +495,9 @@ class MongoSessionService(BaseSessionService):
 
         For webhooks and jobs. The event follows whatever is stored, as if the session
         had been loaded just before by a service with ``on_conflict="rebase"``; but only
-        its last event is read. While that is another turn's function call, this waits
-        for the response, until the call is ten seconds old. An event that was stored
-        before is not stored again: give it an id and a timestamp of your own to repeat
-        it safely. If the caller is cancelled, the transaction is finished first.
+        its last event is read. An event that was stored before is not stored again:
+        give it an id and a timestamp of your own to repeat it safely. If the caller is
+        cancelled, the transaction is finished first.
 
         Args:
             event: The event; it may not be partial, nor a rewind.
@@ -507,8 +507,9 @@ class MongoSessionService(BaseSessionService):
 
         Raises:
             SessionNotFoundError: the session is not stored.
-            StaleSessionError: function calls that came meanwhile had no response for
-                ten seconds, or others appended first a hundred times. Try again.
+            StaleSessionError: the last event is another invocation's function call, of
+                the last ten seconds, whose response has to follow; or others appended
+                first a hundred times. Try again.
             AlreadyExistsError: another event of the session has the same id.
             InvalidInputError: the event is partial or a rewind, or a value of it cannot
                 be stored.
@@ -522,7 +523,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         backend = await self._backends.backend(Stage.SET_UP)
         session = to_session(await backend.reads.load_end(key))
-        await self._append(backend, key, session, event, started, is_rebasing=True)
+        await self._append(backend, key, session, event, started, on_conflict="rebase")
         return event
 
     async def _append(
@@ -533,7 +534,7 @@ class MongoSessionService(BaseSessionService):
         event: Event,
         started: float,
         *,
-        is_rebasing: bool,
+        on_conflict: OnConflict,
     ) -> None:
         """Store an event that follows what a session shows, and show it there."""
         turn = self._turns.held_turn(key)
@@ -545,7 +546,7 @@ class MongoSessionService(BaseSessionService):
         fence = None if turn is None else turn.fence
         with ReraisedCancellation():  # it is raised once the event is shown
             appended = await backend.appender.append(
-                key, session, stored, fence, started, is_rebasing=is_rebasing
+                key, session, stored, fence, started, on_conflict=on_conflict
             )
             await self._show(session, event, stored, appended)
             if turn is not None:

@@ -59,7 +59,7 @@ class Limits:
     recovery_seconds: float = 1.0
     """Poll interval, in seconds, of abandoned turns."""
     response_seconds: float = 10.0
-    """Seconds in total that a late append waits for responses to function calls."""
+    """Seconds in which no event may come between a function call and its response."""
     rebase_attempts: int = 100
     """How often other writers may append before a late append."""
     fork_step: int = 2000

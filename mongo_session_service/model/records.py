@@ -189,6 +189,8 @@ class PlannedWrite:
     expected: Marker
     now: float
     """The server's time when its caller began to wait."""
+    retries: int
+    """How often its session may still have another time to live than expected."""
 
 
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:

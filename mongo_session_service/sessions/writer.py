@@ -15,18 +15,20 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
 
 from mongo_session_service import telemetry
 from mongo_session_service.codec.document_size import outgrown_error
+from mongo_session_service.codec.documents import needs_initial_document
 from mongo_session_service.errors import (
     DocumentTooLargeError,
     StorageUnavailableError,
@@ -34,7 +36,6 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, Marker, NewSession, PlannedWrite
-from mongo_session_service.sessions.batch import BatchStore, is_one_document
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import LockedError, RefusedError
@@ -55,6 +56,9 @@ MIN_HALF: Final = 32
 ATTEMPTS: Final = 2
 """How often a batch is tried before a document of it counts as locked."""
 
+RETRIES: Final = 10
+"""How often a write is tried again since its session has another time to live."""
+
 MAX_HELD_BACK: Final = 4
 """Writes that were held back for a lock, and are tried again at the same time."""
 
@@ -72,6 +76,25 @@ _LOCKED: Final = (
 TOO_LATE: Final = (
     "MongoDB is unavailable: it did not finish a transaction within {:g} seconds."
 )
+
+
+class Stored(NamedTuple):
+    """Verdict on a write that was refused: it is stored already."""
+
+    revision: int
+
+
+class Outdated(NamedTuple):
+    """Verdict: it would be stored if this marker were expected."""
+
+    marker: Marker
+
+
+Verdict: TypeAlias = Stored | Outdated
+Commit = Callable[[list["_QueuedWrite"], float, int | None], Awaitable[None]]
+"""Stores writes as one transaction, in so many seconds and attempts."""
+Judge = Callable[[PlannedWrite, float], Awaitable[Verdict]]
+"""Finds out why a single write was refused, in so many seconds, or raises that."""
 
 DocumentId = tuple[str, ...]
 """A document that writes change: a session's key, or its app, or its app and user."""
@@ -94,23 +117,13 @@ class _QueuedWrite(PlannedWrite):
     """The marker that its caller expects."""
     pending: _PendingSessionWrites
     deadline: float
+    documents: tuple[DocumentId, ...]
     answer: asyncio.Future[None]
     outcome: Marker | BaseException | None = None
     is_done: bool = False
     is_cancelled: bool = False
     is_held_back: bool = False
-    retries: int = 10
-    """How often its session may have another time to live than expected."""
     together: int = 1
-    documents: tuple[DocumentId, ...] = ()
-
-    def __post_init__(self) -> None:
-        key, delta = self.write.key, self.write.delta
-        self.documents = (key,)
-        if delta.app:
-            self.documents += (key[:1],)
-        if delta.user:
-            self.documents += (key[:2],)
 
     def answer_caller(self, outcome: Marker | BaseException | None) -> None:
         self.outcome, self.is_done = outcome, True
@@ -119,6 +132,15 @@ class _QueuedWrite(PlannedWrite):
 
 
 _deadline_of: Final = attrgetter("deadline")
+_documents_of: Final = attrgetter("documents")
+_key_of: Final = attrgetter("write.key")
+
+
+def _is_one_document(write: Append | NewSession) -> bool:
+    """True if a write changes one document alone, and needs no transaction."""
+    if isinstance(write, Append) or needs_initial_document(write):
+        return False
+    return not (write.delta.app or write.delta.user)
 
 
 class _WriteBuffer:
@@ -179,8 +201,8 @@ class _WriteBuffer:
 
 
 class Writer:
-    def __init__(self, storage: Storage, store: BatchStore) -> None:
-        self._storage, self._store = storage, store
+    def __init__(self, storage: Storage, commit: Commit, judge: Judge) -> None:
+        self._storage, self._commit, self._judge = storage, commit, judge
         self.buffer = _WriteBuffer(storage.limits)
         self._most = MAX_WRITES if storage.has_transactions else 1
         self._most_batches = MAX_BATCHES if storage.has_transactions else 1
@@ -228,8 +250,22 @@ class Writer:
         began = monotonic() if started is None else started
         # ADK's clock is that of the caller's context.
         now, deadline = self._storage.clock.now(), began + self.write_timeout
-        answer = asyncio.get_running_loop().create_future()
-        queued = _QueuedWrite(write, expected, now, expected, pending, deadline, answer)
+        documents: tuple[DocumentId, ...] = (write.key,)
+        if write.delta.app:
+            documents += (write.key[:1],)
+        if write.delta.user:
+            documents += (write.key[:2],)
+        queued = _QueuedWrite(
+            write,
+            expected,
+            now,
+            RETRIES,
+            known=expected,
+            pending=pending,
+            deadline=deadline,
+            documents=documents,
+            answer=asyncio.get_running_loop().create_future(),
+        )
         self._queue.append(queued)
         self.buffer.reserve(write.size)
         if self._alarm is None or deadline < self._alarm_at:
@@ -303,10 +339,10 @@ class Writer:
         batch = self._next_batch()
         if not batch:
             return
-        documents = {each for queued in batch for each in queued.documents}
+        documents = {*chain.from_iterable(map(_documents_of, batch))}
         self._busy |= documents
         size = len(batch)
-        is_lone = size == 1 and not self._has_lone and is_one_document(batch[0].write)
+        is_lone = size == 1 and not self._has_lone and _is_one_document(batch[0].write)
         if is_lone:
             self._has_lone = True
         else:
@@ -386,12 +422,12 @@ class Writer:
         parts = [batch]
         while parts:
             # A session's later writes follow its earlier ones.
-            closed = self._locked.union([each.write.key for each in again])
+            closed = self._locked.union(map(_key_of, again))
             part: list[_QueuedWrite] = []
             for queued in self._end_late(parts.pop()):
                 is_open = closed.isdisjoint(queued.documents)
                 (part if is_open else again).append(queued)
-            error = await self._commit(part, attempts)
+            error = await self._commit_part(part, attempts)
             middle = len(part) // 2
             if error and middle and not isinstance(error, StorageUnavailableError):
                 parts += [part[middle:], part[:middle]]
@@ -399,7 +435,7 @@ class Writer:
                 again += await self._settle(part, error)
         return again
 
-    async def _commit(
+    async def _commit_part(
         self, part: list[_QueuedWrite], attempts: int | None
     ) -> Exception | None:
         """Write one transaction; return why it failed, which its callers raise."""
@@ -408,9 +444,7 @@ class Writer:
         _plan(part)
         time_limit = min(map(_deadline_of, part)) - monotonic()
         try:
-            await self._store.commit_batch(
-                part, time_limit=time_limit, attempts=attempts
-            )
+            await self._commit(part, time_limit, attempts)
         except Exception as error:  # noqa: BLE001  the callers raise it
             return error
         return None
@@ -438,11 +472,8 @@ class Writer:
 
     async def _settle_refused(self, queued: _QueuedWrite) -> list[_QueuedWrite]:
         """End a write that expected what is not so, or return it to be tried again."""
-        time_limit, may_retry = queued.deadline - monotonic(), queued.retries > 0
         try:
-            marker, revision = await self._store.judge_refused(
-                queued, time_limit=time_limit, may_retry=may_retry
-            )
+            verdict = await self._judge(queued, queued.deadline - monotonic())
         except StorageUnavailableError as failure:
             return self._give_up([queued], failure)
         except Exception as reason:  # noqa: BLE001  the caller raises it
@@ -450,11 +481,11 @@ class Writer:
             reason.__suppress_context__ = True
             queued.answer_caller(reason)
             return []
-        if revision is None:
-            queued.known = queued.pending.marker = marker
+        if isinstance(verdict, Outdated):
+            queued.known = queued.pending.marker = verdict.marker
             queued.retries -= 1
             return [queued]
-        if revision == queued.expected.revision + 1:
+        if verdict.revision == queued.expected.revision + 1:
             return await self._settle([queued], None)
         # The session knows the event from before, or is stale in any case.
         queued.answer_caller(None)
@@ -558,7 +589,7 @@ class Writer:
                     attempts += 1
                     telemetry.count(telemetry.RETRIES, self._storage.database.name)
                     queued.now = self._storage.clock.now()
-                    error = await self._commit(left, attempts=1)
+                    error = await self._commit_part(left, attempts=1)
                     left = await self._settle(left, error)
 
     def _release_locked(

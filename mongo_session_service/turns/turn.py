@@ -212,7 +212,7 @@ class Turn:
         end = to_session(await backend.reads.load_end(self.key))
         event = with_reason(event, self.info.reason)
         await backend.appender.append(
-            self.key, end, event, self.fence, started, is_rebasing=True
+            self.key, end, event, self.fence, started, on_conflict="close"
         )
 
     def extend(self, started: float) -> None:

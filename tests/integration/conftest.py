@@ -46,20 +46,6 @@ async def second(
 
 
 @pytest.fixture
-async def impatient(
-    mongodb_uri: str, database: str
-) -> AsyncIterator[MongoSessionService]:
-    """A service whose late writers wait for no response for long."""
-    async with MongoSessionService(
-        victim_uri(mongodb_uri),
-        database=database,
-        on_conflict="rebase",
-        _limits=Limits(response_seconds=0.2),
-    ) as service:
-        yield service
-
-
-@pytest.fixture
 async def old() -> InMemorySessionService:
     """An old service, which is filled and may be written to."""
     service = InMemorySessionService()

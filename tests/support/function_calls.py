@@ -34,15 +34,3 @@ def responded(name: str, turn: str = "theirs", id_: str | None = "") -> Event:
         invocation_id=turn,
         content=types.Content(role="user", parts=parts),
     )
-
-
-def responded_and_called(name: str, following: str, turn: str = "theirs") -> Event:
-    """A function responds and the next is called, so that a call is always open."""
-    response = types.FunctionResponse(id=name, name=name, response={"done": True})
-    call = types.FunctionCall(id=following, name=following)
-    parts = [types.Part(function_response=response), types.Part(function_call=call)]
-    return Event(
-        author="agent",
-        invocation_id=turn,
-        content=types.Content(role="model", parts=parts),
-    )

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mongo_session_service.model.records import Append, PlannedWrite
-from mongo_session_service.sessions.writer import Writer
+from mongo_session_service.sessions.writer import Verdict, Writer
 from mongo_session_service.storage.database import ServerClock
 from mongo_session_service.testing import Limits
 
@@ -23,7 +23,7 @@ class Database:
         self.batches: list[list[PlannedWrite]] = []
         self._meet = meet
 
-    async def commit_batch(self, planned: list[PlannedWrite], **_: Any) -> None:
+    async def commit_batch(self, planned: list[PlannedWrite], *_: object) -> None:
         if self._meet is not None:
             await self._meet(names(planned))
         self.batches.append(planned)
@@ -50,7 +50,11 @@ def writer_of(database: Database, **limits: Any) -> Writer:
         database=SimpleNamespace(name="database"),
         limits=Limits(**limits),
     )
-    return Writer(connection, database)  # type: ignore[arg-type]
+    return Writer(connection, database.commit_batch, not_judged)  # type: ignore[arg-type]
+
+
+async def not_judged(*_: object) -> Verdict:
+    raise AssertionError("A batch that is committed is not judged.")
 
 
 async def until(condition: Callable[[], bool]) -> None:

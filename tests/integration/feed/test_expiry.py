@@ -31,7 +31,7 @@ from support.subscriptions import (
 
 from mongo_session_service import MongoSessionService, Pruned
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions.batch import BatchStore
+from mongo_session_service.sessions import append
 from mongo_session_service.testing import Limits
 
 
@@ -241,14 +241,14 @@ async def test_a_time_to_live_that_changes_back_makes_no_append_stale(
     """An append that is refused for it is tried again, even if all looks well then."""
     session = await service.create_session(**SESSION)
     await service.update_session(**SESSION, ttl=10)
-    judge = BatchStore.judge_refused
+    find_session = append.find_session
 
-    async def overtaken(*arguments: Any, **how: Any) -> int:
-        monkeypatch.setattr(BatchStore, "judge_refused", judge)
+    async def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(append, "find_session", find_session)
         await service.update_session(**SESSION, ttl=None)
-        return await judge(*arguments, **how)
+        return await find_session(*arguments)
 
-    monkeypatch.setattr(BatchStore, "judge_refused", overtaken)
+    monkeypatch.setattr(append, "find_session", overtaken)
     await service.append_event(session, new_event())
 
     found = await service.get_session(**SESSION)

@@ -83,27 +83,25 @@ async def test_writers_of_one_session_object(second: MongoSessionService) -> Non
 async def test_a_response_comes_right_after_its_call(
     second: MongoSessionService,
 ) -> None:
-    """Who is late waits for the response to a call, of which he knows or not."""
+    """Who comes between is refused, unchanged, whether he knows of the call or not."""
     running = await second.create_session(**IDS)
     late = await read(second)
     await second.append_event(running, called("a"))
     early = await read(second)
+    others = {"late": late, "early": early}
+    before = {name: it.model_copy(deep=True) for name, it in others.items()}
 
-    waiting = asyncio.gather(
-        *(
-            second.append_event(session, Event(author=name, invocation_id=name))
-            for session, name in ((late, "late"), (early, "early"))
-        )
-    )
-    for _ in range(2):
-        await read(second)
-    assert authors(await read(second)) == ["agent"]
+    for name, session in others.items():
+        with pytest.raises(StaleSessionError, match="no response yet"):
+            await second.append_event(session, Event(author=name, invocation_id=name))
+    assert others == before
     await second.append_event(running, responded("a"))
-    await waiting
+    for name, session in others.items():
+        await second.append_event(session, Event(author=name, invocation_id=name))
 
     stored = await read(second)
-    assert authors(stored)[:2] == ["agent", "agent"]
-    assert sorted(authors(stored)[2:]) == ["early", "late"]
+    assert authors(stored) == ["agent", "agent", "late", "early"]
+    assert early.events == stored.events
 
 
 async def test_long_running_calls_delay_no_append(second: MongoSessionService) -> None:

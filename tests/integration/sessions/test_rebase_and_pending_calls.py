@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -16,24 +15,23 @@ from support.subscriptions import new_event
 from mongo_session_service import MongoSessionService, UnknownOutcomeError
 
 
-async def test_two_appends_that_wait_for_other_calls_end_in_time(
-    impatient: MongoSessionService,
+async def test_a_response_does_not_part_another_call_from_its_own(
+    second: MongoSessionService,
 ) -> None:
-    """Each waits in vain for another call, and both are refused."""
-    crashed = await impatient.create_session(**IDS)
-    mine = await read(impatient)
-    await impatient.append_event(crashed, called("a", turn="one"))
-    answering = await read(impatient)
-    await impatient.append_event(crashed, called("b", turn="other"))
+    """It is refused, as any other event is, until that call has its response."""
+    others = await second.create_session(**IDS)
+    slow = called("a", turn="one")
+    slow.timestamp -= 11
+    await second.append_event(others, slow)
+    answering = await read(second)
+    await second.append_event(others, called("b", turn="other"))
 
-    async with asyncio.timeout(60):
-        refused = await asyncio.gather(
-            impatient.append_event(mine, new_event()),
-            impatient.append_event(answering, responded("a", turn="one")),
-            return_exceptions=True,
-        )
+    with pytest.raises(StaleSessionError, match="no response yet"):
+        await second.append_event(answering, responded("a", turn="one"))
+    await second.append_event(others, responded("b", turn="other"))
+    await second.append_event(answering, responded("a", turn="one"))
 
-    assert [type(each) for each in refused] == [StaleSessionError] * 2
+    assert answering.events == (await read(second)).events
 
 
 async def test_a_late_event_of_unknown_outcome_is_shown_in_its_place(
