@@ -167,12 +167,13 @@ class Operation:
         self._labels = {_SYSTEM: "mongodb", DATABASE: database, _OPERATION: name}
         self._token: Token[context.Context] | None = None
         self._started = perf_counter()
-        named = {_APP: app_name, _SESSION: session_id}
-        known = {name: it for name, it in named.items() if isinstance(it, str)}
+        attributes = dict(self._labels)
+        if isinstance(app_name, str):
+            attributes[_APP] = app_name
+        if isinstance(session_id, str):
+            attributes[_SESSION] = session_id
         self._span = _tracer.start_span(
-            f"{name} {database}",
-            kind=trace.SpanKind.CLIENT,
-            attributes={**self._labels, **known},
+            f"{name} {database}", kind=trace.SpanKind.CLIENT, attributes=attributes
         )
 
     def __enter__(self) -> Self:

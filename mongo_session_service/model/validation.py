@@ -137,19 +137,21 @@ def check_session(value: object) -> None:
     It runs before the event is stored: a failure after that would look as if the event
     were not stored.
     """
-    _check_type("session", value, Session)
+    _check_types(("session", value, Session))
     session: Session = value  # type: ignore[assignment]
-    _check_type("session.state", session.state, dict)
-    _check_type("session.events", session.events, list)
+    _check_types(
+        ("session.state", session.state, dict),
+        ("session.events", session.events, list),
+        ("session.last_update_time", session.last_update_time, int | float),
+    )
     if session.events:
-        _check_type("The last of session.events", session.events[-1], Event)
-    _check_type("session.last_update_time", session.last_update_time, int | float)
+        _check_types(("The last of session.events", session.events[-1], Event))
 
 
 def check_event(value: object) -> None:
-    _check_type("event", value, Event)
+    _check_types(("event", value, Event))
     event: Event = value  # type: ignore[assignment]
-    _check_type("event.actions", event.actions, EventActions)
+    _check_types(("event.actions", event.actions, EventActions))
 
 
 def check_whole_event(value: object) -> None:
@@ -168,7 +170,7 @@ def check_config(value: object) -> GetSessionConfig | None:
     """Return a validated copy, as any value may have been assigned to the fields."""
     if value is None:
         return None
-    _check_type("config", value, GetSessionConfig)
+    _check_types(("config", value, GetSessionConfig))
     names = GetSessionConfig.model_fields
     try:
         config = GetSessionConfig.model_validate(
@@ -182,11 +184,12 @@ def check_config(value: object) -> GetSessionConfig | None:
     return config
 
 
-def _check_type(what: str, value: object, kind: Any) -> None:
-    if not isinstance(value, kind):
-        name = getattr(kind, "__name__", "number")
-        message = f"{what} must be {indefinite(name)}, not {type(value).__name__}."
-        raise InvalidInputError(message)
+def _check_types(*named: tuple[str, object, Any]) -> None:
+    for what, value, kind in named:
+        if not isinstance(value, kind):
+            name = getattr(kind, "__name__", "number")
+            message = f"{what} must be {indefinite(name)}, not {type(value).__name__}."
+            raise InvalidInputError(message)
 
 
 def check_event_ids(what: str, value: object) -> list[str]:

@@ -52,16 +52,21 @@ async def commit_batch(
     writes others may succeed alone, of a single one :func:`append.judge` finds the
     cause.
     """
-    appends = [it.write for it in planned if isinstance(it.write, Append)]
-    if not (storage.has_transactions and storage.has_event_index):
-        for each in appends:
-            if await find_event_document(storage, each.key, each.event["id"]):
-                raise RefusedError
+    has_guard = storage.has_transactions and storage.has_event_index
+    reads_sessions = False
+    for each in planned:
+        write = each.write
+        if isinstance(write, NewSession):
+            continue
+        reads_sessions |= write.title is not NOT_GIVEN or write.waiting.has_effect
+        id_ = write.event["id"]
+        if not has_guard and await find_event_document(storage, write.key, id_):
+            raise RefusedError
     most = attempts if storage.has_transactions else None
-    if any(it.title is not NOT_GIVEN or it.waiting.has_effect for it in appends):
-        write = partial(_write_with_sessions, storage, planned)
+    if reads_sessions:
+        work = partial(_write_with_sessions, storage, planned)
         kept = storage.client_sessions
-        await storage.run(write, time_limit=time_limit, attempts=most, kept=kept)
+        await storage.run(work, time_limit=time_limit, attempts=most, kept=kept)
     else:
         statements = batch_statements(storage, planned, {})
         await storage.commit(*statements, time_limit=time_limit, attempts=most)

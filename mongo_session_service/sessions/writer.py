@@ -115,6 +115,8 @@ class _QueuedWrite(PlannedWrite):
 
     known: Marker
     """The marker that its caller expects."""
+    after: Marker
+    """The marker that it leaves its session at, as planned."""
     pending: _PendingSessionWrites
     deadline: float
     documents: tuple[DocumentId, ...]
@@ -134,13 +136,6 @@ class _QueuedWrite(PlannedWrite):
 _deadline_of: Final = attrgetter("deadline")
 _documents_of: Final = attrgetter("documents")
 _key_of: Final = attrgetter("write.key")
-
-
-def _is_one_document(write: Append | NewSession) -> bool:
-    """True if a write changes one document alone, and needs no transaction."""
-    if isinstance(write, Append) or needs_initial_document(write):
-        return False
-    return not (write.delta.app or write.delta.user)
 
 
 class _WriteBuffer:
@@ -261,6 +256,7 @@ class Writer:
             now,
             RETRIES,
             known=expected,
+            after=expected,
             pending=pending,
             deadline=deadline,
             documents=documents,
@@ -341,13 +337,20 @@ class Writer:
             return
         documents = {*chain.from_iterable(map(_documents_of, batch))}
         self._busy |= documents
-        size = len(batch)
-        is_lone = size == 1 and not self._has_lone and _is_one_document(batch[0].write)
+        size, first = len(batch), batch[0].write
+        # A lone new session without state of others changes one document alone.
+        is_lone = (
+            size == len(documents) == 1
+            and not self._has_lone
+            and isinstance(first, NewSession)
+            and not needs_initial_document(first)
+        )
         if is_lone:
             self._has_lone = True
         else:
             self._flying.append(size)
-        self._start_soon()  # there may be enough for another
+        if self._queue:  # there may be enough for another
+            self._start_soon()
         try:
             attempts = None if is_lone else ATTEMPTS
             again = await self._write_bisecting(batch, attempts)
@@ -456,8 +459,8 @@ class Writer:
         if error is None:
             for queued in part:
                 queued.together = len(part)
-                queued.pending.marker = marker = queued.expected.after_append()
-                queued.answer_caller(marker)
+                queued.pending.marker = queued.after
+                queued.answer_caller(queued.after)
             return []
         if isinstance(error, LockedError):
             return self._hold_back_locked(part, error.collection)
@@ -612,4 +615,4 @@ def _plan(writes: Iterable[_QueuedWrite]) -> None:
         # Between a commit and the caller's waking up its session's marker is old.
         if before is not None and before.revision > queued.known.revision:
             queued.expected = before
-        latest[key] = queued.expected.after_append()
+        latest[key] = queued.after = queued.expected.after_append()

@@ -92,7 +92,9 @@ class Turns:
 
     def held_turn(self, key: SessionKey) -> Turn | None:
         """Find the session's turn that the caller is in; raise if it was stopped."""
-        own = [each for each in _held.get() if each.key == key and each.turns is self]
+        if not (held := _held.get()):
+            return None
+        own = [each for each in held if each.key == key and each.turns is self]
         for each in own:
             if each.is_held:
                 return each
