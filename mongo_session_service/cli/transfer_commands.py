@@ -133,11 +133,8 @@ def _interruptible(advice: str) -> Iterator[None]:
             raise
         is_conflict = isinstance(error, ConflictError)
         option = "--on-conflict" if is_conflict else "--on-error"
-        choice = f"To continue without it: {option} skip."
-        if "'replace'" in error.hint:
-            choice += f" {option} replace takes back what was changed here."
-        text = printable(error.message)
-        raise click.ClickException(f"{text} {choice}") from error
+        text = f"{printable(error.message)} To continue without it: {option} skip."
+        raise click.ClickException(text) from error
 
 
 def _counted_contents(of: Verified | Exported) -> str:
@@ -167,8 +164,9 @@ class _Kinds(click.Group):
 def import_() -> None:
     """Imports the sessions of another store; safe to repeat.
 
-    Sessions that exist here are compared, and missing events are added. So repeat an
-    import that was interrupted, or one of a store in use, to catch up.
+    Sessions that exist here are compared, and missing events are added; nothing is
+    replaced. So repeat an import that was interrupted, or one of a store in use, to
+    catch up.
     """
 
 
@@ -194,23 +192,23 @@ _hooks: Final = combine_decorators(
     ),
     _after_load,
 )
-_on_error: Final = click.option(
-    "--on-error",
-    type=click.Choice(["fail", "skip"]),
-    default="fail",
-    show_default=True,
-    help="What to do if something cannot be read or stored.",
-)
+
+
+def _choice(option: str, when: str) -> Callable[[Any], Any]:
+    return click.option(
+        option,
+        type=click.Choice(["fail", "skip"]),
+        default="fail",
+        show_default=True,
+        help=f"What to do if {when}.",
+    )
+
+
+_on_error: Final = _choice("--on-error", "something cannot be read or stored")
 _choices: Final = combine_decorators(
     dry_run,
     _hooks,
-    click.option(
-        "--on-conflict",
-        type=click.Choice(["fail", "skip", "replace"]),
-        default="fail",
-        show_default=True,
-        help="What to do if the target holds something else under an id.",
-    ),
+    _choice("--on-conflict", "the target holds something else under an id"),
     _on_error,
 )
 _exact: Final = combine_decorators(
@@ -296,7 +294,6 @@ def _counts_text(moved: Moved) -> str:
     counts = {
         "new": moved.new,
         "caught up": moved.caught_up,
-        "replaced": moved.replaced,
         "unchanged": moved.unchanged,
         "continued here": moved.ahead,
         "expired, left out": moved.expired,

@@ -69,11 +69,9 @@ def _build_or_problem(where: str, build: Callable[[], Result]) -> Result | Probl
 
 def shared_state_of(row: Row) -> SharedState | Problem:
     empty = SharedState(row["app_name"], row.get("user_id"), {})
-
-    def shared_state() -> SharedState:
-        return replace(empty, state=json_object(row["state"]))
-
-    return _build_or_problem(str(empty), shared_state)
+    return _build_or_problem(
+        str(empty), lambda: replace(empty, state=json_object(row["state"]))
+    )
 
 
 def header_of(row: Row) -> SessionHeader | Problem:

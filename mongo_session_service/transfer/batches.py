@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from google.adk.events.event import Event
@@ -14,6 +15,7 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
+    decode_state,
     encode_append,
     encode_state,
     event_document,
@@ -132,10 +134,22 @@ class EncodedSession:
             header.forked_from,
         )
 
+    def as_loaded(self, hooks: Hooks) -> SessionHeader:
+        """Return its header as it is read once this part is stored."""
+        decode = partial(decode_state, owner=Owner.of_session(self.key), hooks=hooks)
+        return replace(
+            self.header,
+            key=self.key,
+            state=decode(self.state),
+            details=self.details,
+            initial=None if self.initial is None else decode(self.initial),
+            revision=self.revision,
+        )
+
     @property
-    def has_family(self) -> bool:
-        """Whether it has a version of a message; known of its last part."""
-        return self.is_last and bool(self.details and self.details.branch)
+    def family(self) -> Document:
+        """Its place in one, if it is a version of a message; known of the last part."""
+        return self.details.branch if self.is_last and self.details else {}
 
     def next_part(self) -> EncodedSession:
         self.is_last = False
@@ -321,7 +335,7 @@ class BatchEncoder:
             owner = check_id("app_name", shared.app_name), shared.user_id
             if shared.user_id is not None:
                 owner = owner[0], check_id("user_id", shared.user_id)
-            shared = SharedState(*owner, shared.state, shared.revision)
+            shared = SharedState(*owner, shared.state)
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
             digest = _digest(encoded) if self._hooks.is_missing else None
             self._batch.states[owner] = EncodedState(shared, encoded, size, digest)

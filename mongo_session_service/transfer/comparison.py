@@ -1,39 +1,41 @@
-"""Comparison of a source's sessions with those of a target, for import and verify."""
+"""Comparison of a source's sessions with those of a target, for import and verify.
+
+Both are compared as an export has them, line by line: a session's line field by field,
+and its events. What the source does not record does not differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, NamedTuple
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
 
-from mongo_session_service.codec import documents
-from mongo_session_service.codec.bson_values import decode_value, is_same_value
-from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
+from mongo_session_service.codec.bson_values import is_same_value
+from mongo_session_service.codec.documents import (
+    decode_state,
+    encode_append,
+    encode_state,
+    event_document,
+    event_fields,
+)
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.codec.record import (
+    FORKED_FROM,
     INITIAL,
     LOG_BEGINS,
-    REDACTIONS,
-    SessionRecord,
     is_placeholder,
-    log_begins,
-    unknown_needs,
 )
-from mongo_session_service.errors import InvalidInputError, StorageError
+from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import (
     BRANCH,
     DETAILS,
-    NO_DETAILS,
     display_name,
     with_title,
 )
-from mongo_session_service.model.records import (
-    Append,
-    Document,
-    ScopedState,
-    SessionKey,
-)
+from mongo_session_service.model.records import Document, ScopedState, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.deletion import remove_expired
 from mongo_session_service.storage.kernel import Storage
@@ -44,16 +46,19 @@ from mongo_session_service.transfer.batches import (
     EncodedState,
     encoded_batches,
 )
+from mongo_session_service.transfer.export_file import session_fields
 from mongo_session_service.transfer.sources import (
     EVERYTHING,
     Problem,
     Selection,
     ServiceSource,
+    SessionHeader,
     Source,
     StoreSource,
     add_initial_states,
     key_of_event,
     session_text,
+    stored_header,
 )
 
 _ROUNDING: Final = 2e-6
@@ -71,62 +76,46 @@ class ComparisonResult(Enum):
     BEHIND = "caught_up"
     """The target has its first events."""
     AHEAD = "ahead"
-    """The target has all of it, and what was appended or changed there since."""
+    """The target has all of it, and what was appended there since."""
     CONFLICT = "conflict"
 
 
+class Stored(NamedTuple):
+    """What a target has of a session, or of a part of one."""
+
+    document: Document | None = None
+    """The one under its id: a session's or a reservation's."""
+    header: SessionHeader | Problem | None = None
+    """As an export has it; None without a session."""
+    events: Sequence[Document] = ()
+    """Those from the part's first on, at most one more than it has."""
+
+
 class SessionPlan(NamedTuple):
-    """A session of the source, or a part of one, beside what the target holds of it."""
+    """A session of the source, or a part of one, beside what the target has of it."""
 
     incoming: EncodedSession
     found: Document | None
     """The target's document under its id: a session or a reservation."""
     comparison: ComparisonResult
+    differences: Sequence[str]
+    """What verification reports."""
     matched: int
     """Events of this part that are stored correctly, counted from its first."""
     stored: int
     """Events that are stored at its revisions, correct or not."""
-    differing: tuple[str, ...] = ()
-    """What differs: the first such event, and parts of the session's document."""
-
-    @property
-    def differences(self) -> list[str]:
-        """What verification reports."""
-        if self.comparison is not ComparisonResult.NEW:
-            return [f"{each} differs" for each in self.differing]
-        return ["the target does not have it"] if self.incoming.is_last else []
 
     @property
     def conflict(self) -> Problem:
         """Problem that keeps the source's session from being stored."""
-        reasons = self.differences
+        reasons = [*self.differences]
         if self.incoming.is_renamed:
             reasons.append("its id is stored without its white space")
-        if self._lasting:
-            reasons.append(f"the target's {self._lasting}, so it is never replaced")
         return Problem(session_text(self.incoming.header.key), "; ".join(reasons))
 
     @property
-    def may_replace(self) -> bool:
-        """Whether it may replace what differs.
-
-        It may not if it has another one's id, or would bring back what was redacted, or
-        remove what a newer release has stored.
-        """
-        return not (self.incoming.is_renamed or self._lasting)
-
-    @property
-    def _lasting(self) -> str:
-        """What the target's has that an import would destroy; empty if it has none."""
-        found = self.found or {}
-        if unknown_needs(found):
-            return "is a newer release's"
-        return "has redacted events" if REDACTIONS in found else ""
-
-    @property
     def is_lacking(self) -> bool:
-        """Whether there is something to write."""
-        return self.comparison not in {ComparisonResult.SAME, ComparisonResult.AHEAD}
+        return self.comparison in {ComparisonResult.NEW, ComparisonResult.BEHIND}
 
 
 class StatePlan(NamedTuple):
@@ -134,12 +123,11 @@ class StatePlan(NamedTuple):
 
     state: EncodedState
     comparison: ComparisonResult
+    differs: bool
     revision: int | None
     """The target's; None if it has none."""
     is_noted: bool
     """Whether an import has noted that it brought the target to that revision."""
-    differs: bool = True
-    may_replace: bool = True
 
     @property
     def conflict(self) -> Problem:
@@ -153,162 +141,107 @@ class StatePlan(NamedTuple):
 
     @property
     def is_lacking(self) -> bool:
+        """Whether there is something to write."""
         is_there = self.comparison in {ComparisonResult.SAME, ComparisonResult.AHEAD}
         return not is_there or self.lacks_note
 
 
 def compare_session(
-    incoming: EncodedSession,
-    found: Document | None,
-    stored: Sequence[Document],
-    hooks: Hooks,
+    incoming: EncodedSession, stored: Stored, hooks: Hooks
 ) -> SessionPlan:
-    """Compare a session, or a part of one, with what the target holds.
+    """Compare a session, or a part of one, with what the target has, as exports do.
 
-    That is the document under its id, and the events from the part's first on, at most
-    one more than it has. Content is compared as it is after loading.
+    A part before the last is behind if the target has its beginning.
     """
-    matched = _count_matching(incoming, stored, hooks)
-    plan = SessionPlan(incoming, found, ComparisonResult.NEW, matched, len(stored))
-    if found is None or is_placeholder(found):
-        return plan
-    plan = plan._replace(comparison=ComparisonResult.CONFLICT)
-    try:
-        SessionRecord.read(found)
-        differing = _differing_parts(incoming, found, hooks)
-    except StorageError:
-        return plan._replace(differing=("its document",))
-    if incoming.offset + matched < min(found["revision"], incoming.revision):
+    matched = _count_matching(incoming, stored.events, hooks)
+    there = stored.header
+
+    def plan(comparison: ComparisonResult, *differences: str) -> SessionPlan:
+        document, events = stored.document, len(stored.events)
+        return SessionPlan(incoming, document, comparison, differences, matched, events)
+
+    if there is None:
+        lacks = ["the target does not have it"] if incoming.is_last else []
+        return plan(ComparisonResult.NEW, *lacks)
+    if isinstance(there, Problem):
+        return plan(ComparisonResult.CONFLICT, there.reason)
+    differing = _differing_fields(incoming.as_loaded(hooks), there)
+    if not incoming.is_last:
+        differing = [each for each in differing if each == LOG_BEGINS]
+    differences = [f"{each} differs" for each in differing]
+    revision = there.revision or 0
+    if incoming.offset + matched < min(revision, incoming.revision):
         event_id = incoming.appends[matched].event.get("id")
-        event = f"event {incoming.offset + matched + 1} ({event_id!r})"
-        return plan._replace(differing=(event, *differing))
-    comparison = _classify(incoming, found, {*differing})
-    return plan._replace(comparison=comparison, differing=differing)
+        event = f"event {incoming.offset + matched + 1} ({event_id!r}) differs"
+        return plan(ComparisonResult.CONFLICT, event, *differences)
+    # Without events, two sessions are one if they were created at the same time.
+    created = "state" if incoming.header.create_time is None else "create_time"
+    is_other = LOG_BEGINS in differing or (
+        revision == there.log_begins and created in differing
+    )
+    if is_other:
+        result = ComparisonResult.CONFLICT
+    elif not incoming.is_last or revision < incoming.revision:
+        result = ComparisonResult.BEHIND
+    elif revision > incoming.revision:
+        result = ComparisonResult.AHEAD
+    elif differing == [BRANCH]:  # another version may be shown here
+        has_family = bool(there.details and there.details.branch)
+        result = ComparisonResult.SAME if has_family else ComparisonResult.BEHIND
+    else:
+        result = ComparisonResult.CONFLICT if differing else ComparisonResult.SAME
+    return plan(result, *differences)
 
 
 def _count_matching(
     incoming: EncodedSession, stored: Sequence[Document], hooks: Hooks
 ) -> int:
     """Count the events of a part that are stored correctly, from its first on."""
-    for index, append in enumerate(incoming.appends):
-        if index == len(stored) or not _is_already_stored(
-            append, incoming.offset + index + 1, stored[index], hooks
-        ):
-            return index
-    return len(incoming.appends)
+    pairs = zip(incoming.documents(), stored, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: _is_same_event(*pair, hooks), pairs))
 
 
-def _is_already_stored(
-    append: Append, revision: int, stored: Document, hooks: Hooks
-) -> bool:
-    """Whether an event is stored at its revision, in any order of fields."""
-    id_ = stored["_id"]
-    is_next = id_ == append.key.event_id(revision) and isinstance(id_["revision"], int)
-    if not is_next:
+def _is_same_event(here: Document, there: Document, hooks: Hooks) -> bool:
+    """Whether two events have one line, in any order of fields."""
+    if not is_same_value(here["_id"], there["_id"]):
         return False
-    event = stored.get("event")
-    if not isinstance(event, dict):
-        return False
-    if documents.is_same_event(append, event, hooks):
-        return True
     try:
-        one, other = (
-            documents.loaded_fields(each, append.key, hooks)
-            for each in (append.event, event)
-        )
-        return is_same_value(decode_value(one), decode_value(other))
-    except (StorageError, InvalidInputError):
+        one, other = event_fields([here, there], hooks)
+    except StorageError:
         return False
+    return is_same_value(one, other)
 
 
-def _classify(
-    incoming: EncodedSession, session: Document, differing: set[str]
-) -> ComparisonResult:
-    """Judge two sessions, of which these parts differ, but no events."""
-    revision = session["revision"]
-    if LOG_BEGINS in differing:
-        return ComparisonResult.CONFLICT
-    if not incoming.is_last:
-        return ComparisonResult.BEHIND
-    if revision == log_begins(session):
-        # Without events, two sessions are one if they were created at the same time.
-        known = "state" if incoming.header.create_time is None else "create_time"
-        if known in differing:
-            return ComparisonResult.CONFLICT
-    if revision != incoming.revision:
-        is_ahead = revision > incoming.revision
-        return ComparisonResult.AHEAD if is_ahead else ComparisonResult.BEHIND
-    # A title alone, without other details, may have been given here.
-    known_details = DETAILS if incoming.details else ()
-    if differing == {BRANCH}:  # another version was shown since
-        return ComparisonResult.BEHIND
-    if differing & {"state", "update_time", *known_details}:
-        is_newer = incoming.header.update_time > session["update_time"]
-        return ComparisonResult.BEHIND if is_newer else ComparisonResult.CONFLICT
-    return ComparisonResult.CONFLICT if INITIAL in differing else ComparisonResult.SAME
+def _differing_fields(one: SessionHeader, other: SessionHeader) -> list[str]:
+    """Name the fields of two sessions' lines that differ, and their number of events.
 
-
-def _differing_parts(
-    incoming: EncodedSession, session: Document, hooks: Hooks
-) -> tuple[str, ...]:
-    """Name what differs in the documents; before the last part, only the log's begin.
-
-    What the source does not record does not differ.
+    What the first does not record does not differ.
     """
-    header = incoming.header
-    if not incoming.is_last:
-        is_same = is_same_value(header.log_begins, log_begins(session))
-        return () if is_same else (LOG_BEGINS,)
-    document = {
-        LOG_BEGINS: header.log_begins,
-        "revision": incoming.revision,
-        **(incoming.details or NO_DETAILS).to_document(),
-        "state": incoming.state,
-        INITIAL: incoming.initial or {},
-        "update_time": header.update_time,
-        "create_time": header.create_time,
-    }
     here, there = (
-        _with_decoded_states(each, incoming.key, hooks)
-        for each in (document, {**session, LOG_BEGINS: log_begins(session)})
+        {"revision": each.revision, **session_fields(each)} for each in (one, other)
     )
-    if display_name(here["state"]) or display_name(there["state"]):
+    names = [display_name(each["state"]) for each in (here, there)]
+    for line, name in zip((here, there), names, strict=True):
         # A title may be stored as the display name; it is compared as one.
-        for each in (here, there):
-            each["state"] = with_title(each["state"], "-")
-    recorded = {"create_time": header.create_time, INITIAL: incoming.initial}
-    unknown = {name for name, value in recorded.items() if value is None}
-    if incoming.details is None:
-        unknown |= {*DETAILS} - ({"title"} & here.keys())
-    if BRANCH not in here:
-        unknown.add(BRANCH)
-    names = dict.fromkeys((*document, *DETAILS))
-    return tuple(
+        if name is not None:
+            line.setdefault("title", name)
+        if any(names):
+            line["state"] = with_title(line["state"], "-")
+    unknown = {"create_time", INITIAL, BRANCH}
+    unknown = {each for each in unknown if here.get(each) is None}
+    if one.details is None:
+        unknown |= {*DETAILS, FORKED_FROM} - ({"title"} & here.keys())
+    return [
         name
-        for name in names
-        if name not in unknown and not _is_same(name, here, there)
-    )
+        for name in {**here, **there}
+        if name not in unknown and not _is_same(here.get(name), there.get(name), name)
+    ]
 
 
-def _with_decoded_states(document: Document, key: SessionKey, hooks: Hooks) -> Document:
-    """Decode the states in a document; a display name is the title if there is none."""
-    owner = Owner.of_session(key)
-    state, initial = (
-        documents.decode_state(document.get(name, {}), owner, hooks)
-        for name in ("state", INITIAL)
-    )
-    name = display_name(state)
-    title = {} if name is None else {"title": name}
-    return {**title, **document, "state": state, INITIAL: initial}
-
-
-def _is_same(name: str, here: Document, there: Document) -> bool:
-    if name not in here or name not in there:
-        return name not in here and name not in there
-    one, other = here[name], there[name]
-    if name in {"create_time", "update_time"}:
+def _is_same(one: Any, other: Any, name: str) -> bool:
+    if name.endswith("_time") and isinstance(one, float) and isinstance(other, float):
         # Databases keep microseconds, and events a little more.
-        return isinstance(other, float) and abs(one - other) <= _ROUNDING
+        return abs(one - other) <= _ROUNDING
     return is_same_value(one, other)
 
 
@@ -323,25 +256,24 @@ def compare_state(
     The note is the last import's, with the revision that it wrote, and a digest.
     """
     owner = wanted.shared.owner
-    here = documents.decode_state(wanted.state, owner, hooks)
+    here = decode_state(wanted.state, owner, hooks)
+    there = None
+    with suppress(StorageError):
+        there = decode_state(stored.get("state") if stored else {}, owner, hooks)
     revision = stored.get("revision") if stored else None
     is_noted = note is not None and note["revision"] == revision
-    plan = StatePlan(wanted, ComparisonResult.CONFLICT, revision, is_noted)
-    try:
-        fields = {} if stored is None else stored.get("state")
-        there = documents.decode_state(fields, owner, hooks)
-    except StorageError:
-        return plan
-    plan = plan._replace(differs=not is_same_value(here, there))
+    differs = not is_same_value(here, there)
     if stored is None:
-        return plan._replace(comparison=ComparisonResult.NEW)
-    if not plan.differs:
-        return plan._replace(comparison=ComparisonResult.SAME)
-    if is_noted:
-        return plan._replace(comparison=ComparisonResult.BEHIND)
-    if note and wanted.digest and note.get("digest") == wanted.digest:
-        return plan._replace(comparison=ComparisonResult.AHEAD)
-    return plan
+        result = ComparisonResult.NEW
+    elif not differs:
+        result = ComparisonResult.SAME
+    elif there is not None and is_noted:
+        result = ComparisonResult.BEHIND
+    elif note and wanted.digest and note.get("digest") == wanted.digest:
+        result = ComparisonResult.AHEAD
+    else:
+        result = ComparisonResult.CONFLICT
+    return StatePlan(wanted, result, differs, revision, is_noted)
 
 
 class StoreTarget:
@@ -358,12 +290,14 @@ class StoreTarget:
         """Compare sessions, or parts of them, with those that are stored."""
         found = await self._load_sessions(each.key for each in sessions)
         events = await self._load_events(sessions)
-        return [
-            compare_session(
-                each, found.get(each.key), events.get(each.key, []), self.hooks
-            )
-            for each in sessions
-        ]
+        plans = []
+        for each in sessions:
+            document, header = found.get(each.key), None
+            if document is not None and not is_placeholder(document):
+                header = stored_header(document, self.hooks)
+            stored = Stored(document, header, events.get(each.key, []))
+            plans.append(compare_session(each, stored, self.hooks))
+        return plans
 
     async def _load_sessions(
         self, keys: Iterable[SessionKey]
@@ -381,9 +315,7 @@ class StoreTarget:
                 is_over = await remove_expired(self._storage, key)
             if not is_over:
                 found[key] = each
-        sessions = {
-            key: each for key, each in found.items() if not is_placeholder(each)
-        }
+        sessions = [each for each in found.values() if not is_placeholder(each)]
         await add_initial_states(self._storage, sessions)
         return found
 
@@ -436,48 +368,39 @@ class _ServiceTarget:
         self, sessions: Sequence[EncodedSession]
     ) -> list[SessionPlan]:
         return [
-            compare_session(each, *await self._load_encoded(each), NO_HOOKS)
-            for each in sessions
+            compare_session(each, await self._load(each), NO_HOOKS) for each in sessions
         ]
 
-    async def _load_encoded(
-        self, incoming: EncodedSession
-    ) -> tuple[Document | None, list[Document]]:
-        """Encode the service's session, and the events that a part of it may have."""
-        key, begins = incoming.key, incoming.header.log_begins
-        session = await self._source.load(key)
+    async def _load(self, part: EncodedSession) -> Stored:
+        """Load a session, and encode the events that a part of it may have."""
+        session = await self._source.load(part.key)
         if session is None:
-            return None, []
-        own = ScopedState.split(session.state).session
-        state, _ = documents.encode_state(own, Owner.of_session(key), NO_HOOKS)
+            return Stored()
+        wanted, begins = part.as_loaded(NO_HOOKS), part.header.log_begins
         # Fields that the public methods do not return count as equal.
-        document: Document = {
-            **incoming.session_document(),
-            "state": state,
-            "revision": begins + len(session.events),
-            "update_time": session.last_update_time,
-        }
-        document.pop("title", None)
-        first = incoming.offset - begins
-        events = [
-            documents.event_document(
-                documents.encode_append(key, event, NO_HOOKS), revision
-            )
-            for revision, event in enumerate(
-                session.events[first : first + len(incoming.appends) + 1],
-                start=incoming.offset + 1,
-            )
+        header = replace(
+            wanted,
+            state=ScopedState.split(session.state).session,
+            update_time=session.last_update_time,
+            details=wanted.details
+            and wanted.details.model_copy(update={"title": None}),
+            revision=begins + len(session.events),
+        )
+        first = part.offset - begins
+        events = session.events[first : first + len(part.appends) + 1]
+        documents = [
+            event_document(encode_append(part.key, event, NO_HOOKS), revision)
+            for revision, event in enumerate(events, part.offset + 1)
         ]
-        return document, events
+        return Stored(header=header, events=documents)
 
     async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
         plans = []
         for each in states:
             shared = each.shared
             found = await self._source.find_shared(shared.app_name, shared.user_id)
-            state, _ = documents.encode_state(found, shared.owner, NO_HOOKS)
-            document = {"state": state, "revision": shared.revision}
-            plans.append(compare_state(each, document, None, NO_HOOKS))
+            state, _ = encode_state(found, shared.owner, NO_HOOKS)
+            plans.append(compare_state(each, {"state": state}, None, NO_HOOKS))
         return plans
 
 
@@ -539,7 +462,7 @@ async def verify(
             verified.sessions += batch.sessions_read
             verified.events += batch.events_read
             verified.states += batch.states_read
-            for problem in await _batch_differences(batch, stored, is_exact=is_exact):
+            for problem in await _batch_differences(batch, stored):
                 report(problem)
             if is_exact:
                 compared.update(map(hash, batch.sessions))
@@ -554,18 +477,13 @@ async def verify(
 
 
 async def _batch_differences(
-    batch: Batch, stored: StoreTarget | _ServiceTarget, *, is_exact: bool
+    batch: Batch, stored: StoreTarget | _ServiceTarget
 ) -> list[Problem]:
+    states = await stored.plan_states([*batch.states.values()])
+    others = [str(each.state.shared) for each in states if each.differs]
     problems = [*batch.problems, *batch.conflicts]
-    for state in await stored.plan_states([*batch.states.values()]):
-        shared = state.state.shared
-        # An import begins to count anew, so only two of our own stores count alike.
-        is_counted = is_exact and shared.revision is not None and bool(shared.state)
-        if state.differs or (
-            is_counted and not is_same_value(shared.revision, state.revision)
-        ):
-            problems.append(Problem(str(shared), "it differs"))
+    problems += (Problem(each, "it differs") for each in others)
     for session in await stored.plan_sessions([*batch.sessions.values()]):
         where = session_text(session.incoming.key)
-        problems += (Problem(where, reason) for reason in session.differences)
+        problems += (Problem(where, each) for each in session.differences)
     return problems

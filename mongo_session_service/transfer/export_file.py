@@ -61,10 +61,7 @@ from mongo_session_service.errors import (
     TransferError,
     without_passwords,
 )
-from mongo_session_service.model.metadata import (
-    Details,
-    StoredDetails,
-)
+from mongo_session_service.model.metadata import DETAILS, Details, StoredDetails
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.model.wording import json_line
@@ -147,15 +144,13 @@ class _SessionLine(_UserStateLine, Details):
     def header(self) -> SessionHeader:
         if self.log_begins and self.initial_state is None:
             raise MalformedError("its session has log_begins, but no initial state")
+        details = self.model_dump(include={*DETAILS}, exclude_none=True)
         return SessionHeader(
             SessionKey(self.app_name, self.user_id, self.session_id),
             self.state,
             update_time=self.update_time,
             create_time=self.create_time,
-            details=StoredDetails(
-                **{name: getattr(self, name) for name in Details.model_fields},
-                branch=self.branch.model_dump(exclude_none=True) if self.branch else {},
-            ),
+            details=StoredDetails(**details),
             initial=self.initial_state,
             log_begins=self.log_begins,
             forked_from=[each.model_dump() for each in self.forked_from],
@@ -168,21 +163,29 @@ def encode_item(item: Item) -> str:
         return json_text({"event": item.event})
     if isinstance(item, Event):
         return json_text({"event": decode_value(encode_event_fields(item))})
-    state = _with_sorted_keys(item.state)
     if isinstance(item, SessionHeader):
-        times = {"create_time": item.create_time, "update_time": item.update_time}
-        known = item.details.to_json() if item.details else {}
-        if item.log_begins:
-            known[LOG_BEGINS] = item.log_begins
-        if item.forked_from:
-            known[FORKED_FROM] = [*item.forked_from]
-        if item.initial is not None:
-            known[INITIAL] = _with_sorted_keys(item.initial)
-        return json_text({"session": {**item.key.id, **times, **known, "state": state}})
+        fields = session_fields(item)
+        for name in fields.keys() & {"state", INITIAL}:
+            fields[name] = _with_sorted_keys(fields[name])
+        return json_text({"session": fields})
+    state = _with_sorted_keys(item.state)
     if item.user_id is None:
         return json_text({"app_state": {"app_name": item.app_name, "state": state}})
     owner = {"app_name": item.app_name, "user_id": item.user_id}
     return json_text({"user_state": {**owner, "state": state}})
+
+
+def session_fields(header: SessionHeader) -> dict[str, Any]:
+    """The content of a session's line, in its order."""
+    times = {"create_time": header.create_time, "update_time": header.update_time}
+    known = header.details.to_json() if header.details else {}
+    if header.log_begins:
+        known[LOG_BEGINS] = header.log_begins
+    if header.forked_from:
+        known[FORKED_FROM] = [*header.forked_from]
+    if header.initial is not None:
+        known[INITIAL] = header.initial
+    return {**header.key.id, **times, **known, "state": header.state}
 
 
 def _with_sorted_keys(state: Mapping[str, Any]) -> dict[str, Any]:

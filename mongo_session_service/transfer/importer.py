@@ -16,24 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
-from mongo_session_service.codec.record import (
-    ANNOUNCED,
-    COPIED_BY,
-    HEAD,
-    INITIAL,
-    REDACTIONS,
-    SessionRecord,
-    fields_update,
-)
+from mongo_session_service.codec.record import REDACTIONS, SessionRecord
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
-from mongo_session_service.model.metadata import ADK_METADATA, BRANCH, DETAILS
+from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
@@ -44,7 +36,7 @@ from mongo_session_service.sessions.deletion import (
     Reservations,
     remove_reserved,
 )
-from mongo_session_service.sessions.details import announcement
+from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.waiting_log import (
     pending_call_fields,
@@ -60,7 +52,6 @@ from mongo_session_service.storage.statements import (
     Statement,
     Update,
 )
-from mongo_session_service.storage.transactions import Transaction
 from mongo_session_service.transfer.batches import (
     Batch,
     EncodedSession,
@@ -104,7 +95,6 @@ class Moved:
     unchanged: int = 0
     ahead: int = 0
     """Sessions to which events were appended in the target; not changed."""
-    replaced: int = 0
     skipped: int = 0
     """Sessions with other content in the target; not changed."""
     events: int = 0
@@ -125,8 +115,8 @@ class Moved:
     @property
     def sessions(self) -> int:
         """Sessions read."""
-        written = self.new + self.caught_up + self.replaced
-        return written + self.unchanged + self.ahead + self.skipped + self.expired
+        known = self.caught_up + self.unchanged + self.ahead + self.skipped
+        return self.new + known + self.expired
 
     @property
     def is_complete(self) -> bool:
@@ -138,7 +128,7 @@ class Moved:
 class Policies:
     """The reactions of an import to conflicts and problems."""
 
-    on_conflict: Literal["fail", "skip", "replace"] = "fail"
+    on_conflict: Literal["fail", "skip"] = "fail"
     """If the target has other content under an id."""
     on_error: Literal["fail", "skip"] = "fail"
     """If something cannot be read or stored."""
@@ -229,10 +219,11 @@ class _Importer:
         shared = [each for each in batch.states.values() if each.state]
         states = await self.target.plan_states(shared)
         if not self.policies.is_dry_run:
-            self._refuse_conflicts(sessions, states)
+            if self.policies.on_conflict == "fail":
+                _refuse_conflicts([*sessions, *states])
             await self.target.write(
                 [each for each in sessions if self._is_written(each)],
-                [each for each in states if self._is_written(each)],
+                [each for each in states if each.is_lacking],
             )
         for session in sessions:
             self._count(session)
@@ -250,32 +241,9 @@ class _Importer:
             )
         self.on_problem(problem)
 
-    def _refuse_conflicts(
-        self, sessions: list[SessionPlan], states: list[StatePlan]
-    ) -> None:
-        if self.policies.on_conflict != "fail":
-            return
-        plans: list[SessionPlan | StatePlan] = [*sessions, *states]
-        for planned in plans:
-            if planned.comparison is ComparisonResult.CONFLICT:
-                replacing = (
-                    " 'replace' replaces it, and takes back what was changed here."
-                )
-                raise ConflictError(
-                    f"The target holds something else: {planned.conflict}. It was left"
-                    " as it is.",
-                    hint="Policies(on_conflict='skip') continues without it."
-                    + replacing * planned.may_replace,
-                )
-
-    def _replaces(self, planned: SessionPlan | StatePlan) -> bool:
-        return self.policies.on_conflict == "replace" and planned.may_replace
-
-    def _is_written(self, planned: SessionPlan | StatePlan) -> bool:
-        if planned.comparison is ComparisonResult.CONFLICT:
-            return self._replaces(planned)
+    def _is_written(self, session: SessionPlan) -> bool:
         # After a conflict in one part, the other parts are left alone, too.
-        return planned.is_lacking and (self._replaces(planned) or not self.conflict)
+        return session.is_lacking and not self.conflict
 
     def _count(self, session: SessionPlan) -> None:
         if self._is_written(session):
@@ -285,9 +253,7 @@ class _Importer:
         if not session.incoming.is_last:
             return
         conflict, self.conflict = self.conflict, None
-        if conflict and self._replaces(session):
-            self.moved.replaced += 1
-        elif conflict:
+        if conflict:
             self.moved.skipped += 1
             self.on_problem(conflict)
         else:
@@ -295,15 +261,24 @@ class _Importer:
             setattr(self.moved, name, getattr(self.moved, name) + 1)
 
     def _count_state(self, state: StatePlan) -> None:
-        if state.comparison is ComparisonResult.AHEAD:
-            self.moved.ahead_states += 1
-        elif state.comparison is not ComparisonResult.CONFLICT:
-            self.moved.states += state.comparison is not ComparisonResult.SAME
-        elif self._replaces(state):
-            self.moved.states += 1
-        else:
-            self.moved.skipped_states += 1
-            self.on_problem(state.conflict)
+        match state.comparison:
+            case ComparisonResult.CONFLICT:
+                self.moved.skipped_states += 1
+                self.on_problem(state.conflict)
+            case ComparisonResult.AHEAD:
+                self.moved.ahead_states += 1
+            case ComparisonResult.NEW | ComparisonResult.BEHIND:
+                self.moved.states += 1
+
+
+def _refuse_conflicts(plans: Iterable[SessionPlan | StatePlan]) -> None:
+    for planned in plans:
+        if planned.comparison is ComparisonResult.CONFLICT:
+            raise ConflictError(
+                f"The target holds something else: {planned.conflict}. It was left as"
+                " it is.",
+                hint="Policies(on_conflict='skip') continues without it.",
+            )
 
 
 async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
@@ -355,19 +330,13 @@ class ImportTarget(StoreTarget):
         apps |= {each.state.shared.app_name for each in states}
         await self._refuse_sealing_apps(apps)
         await self._write_states(states)
-        entering = []
+        new = [it for it in sessions if it.comparison is ComparisonResult.NEW]
         for each in sessions:
-            if each.found is None or each.comparison is ComparisonResult.NEW:
-                entering.append(each)
-            elif each.comparison is ComparisonResult.BEHIND:
+            if each.found and each.comparison is ComparisonResult.BEHIND:
                 with _reporting_wait(each.incoming.key):
-                    await self._catch_up(each.incoming, each.found, each.matched)
-            else:
-                with _reporting_wait(each.incoming.key):
-                    reservation = await self._reserve_instead(each.found)
-                entering.append(each._replace(found=reservation))
-        await self._store_new_sessions(entering)
-        for key in (it.incoming.key for it in sessions if it.incoming.has_family):
+                    await self._append_missing(each.incoming, each.found, each.matched)
+        await self._store_new_sessions(new)
+        for key in (it.incoming.key for it in sessions if it.incoming.family):
             with suppress(SessionNotFoundError):  # it has expired, or was deleted
                 await show_branch(self._storage, key, unless_another_is=True)
 
@@ -393,10 +362,7 @@ class ImportTarget(StoreTarget):
         for each in entering:
             incoming = each.incoming
             after = incoming.offset + each.matched
-            if (
-                each.comparison is ComparisonResult.CONFLICT
-                or each.matched < each.stored
-            ):
+            if each.matched < each.stored:
                 await self._remove_events(incoming.key, after)
             begins = incoming.header.log_begins
             if each.found is not None and incoming.is_first and begins:
@@ -446,17 +412,6 @@ class ImportTarget(StoreTarget):
             )
         return holder
 
-    async def _reserve_instead(self, session: Document) -> Document:
-        """Replace a session with a reservation; its events stay for now."""
-        fields = self._reservations.new_fields(self._storage)
-        reservation = {"_id": session["_id"], **fields}
-        unchanged = _unchanged_since_read_filter(session)
-        await self._storage.commit(
-            Delete("sessions", unchanged, expected=1),
-            Insert("sessions", [reservation]),
-        )
-        return reservation
-
     async def _remove_events(
         self, key: SessionKey, after: int, until: int | None = None
     ) -> None:
@@ -468,17 +423,11 @@ class ImportTarget(StoreTarget):
             pass
 
     async def _store_initial_states(self, whole: list[SessionPlan]) -> None:
-        """Store large initial states; remove what the documents found have left."""
-        statements: list[Statement] = []
-        left = []
-        for each in whole:
-            apart = initial_updates([each.incoming.as_new_session()])
-            statements += apart
-            if each.found is not None and not apart:
-                left.append(each.incoming.key.event_id(0))
-        if left:
-            statements.append(Delete("events", {"_id": {"$in": left}}, many=True))
-        await self._commit_apart(*statements)
+        """Store large initial states, not what an interrupted import has left."""
+        left = [it.incoming.key.event_id(0) for it in whole if it.found is not None]
+        gone = [Delete("events", {"_id": {"$in": left}}, many=True)] if left else []
+        sessions = [each.incoming.as_new_session() for each in whole]
+        await self._commit_apart(*gone, *initial_updates(sessions))
 
     async def _store_sessions(self, whole: list[EncodedSession]) -> None:
         """Replace reservations with their sessions, all of whose events are stored."""
@@ -499,94 +448,51 @@ class ImportTarget(StoreTarget):
         for key in self._held:
             await remove_reserved(self._storage, self._reservations.held_filter(key))
 
-    async def _catch_up(
+    async def _append_missing(
         self, incoming: EncodedSession, stored: Document, matched: int
     ) -> None:
-        """Append the events after the matched ones to a session, in one transaction."""
-        matched += incoming.offset
-        appends = enumerate(incoming.appends, incoming.offset + 1)
-        missing = [each for each in appends if each[0] > matched]
-        waiting = await pending_calls_after(
-            self._storage, SessionRecord(incoming.key, stored), missing
-        )
-        events = list(incoming.documents(matched, waiting))
-        initial: list[Update] | None = None
-        if incoming.is_last:
-            fields, initial = self._changed_fields(incoming, stored)
-        elif events:
-            last = incoming.appends[-1].timestamp
-            fields = {"revision": incoming.revision, "update_time": last}
-        else:
+        """Add to a session its missing events, and its place in a family it joined."""
+        session = SessionRecord.read(stored)
+        missing = [*enumerate(incoming.appends, incoming.offset + 1)][matched:]
+        joined = {} if session.family else incoming.family
+        if not (missing or joined):
             return
-        fields |= waiting.get(max(waiting, default=0), {})
-        unchanged = _unchanged_since_read_filter(stored)
-        change = Update("sessions", unchanged, fields_update(fields))
-        log: list[Statement] = [Insert("events", events)] if events else []
-        if initial is not None:
-            log.append(Delete("events", {"_id": incoming.key.event_id(0)}))
-            log += initial
-
-        async def append_missing(tx: Transaction) -> None:
-            # Details may be others by now: to set them makes no new revision.
-            found = await tx.find_and_update(
-                change, fields=(*HEAD, *ANNOUNCED), before=True
-            )
-            if found is None:
-                raise RefusedError
-            await tx.write(*log)
-            before = SessionRecord(incoming.key, found)
-            now = before.change(fields).after
-            if before.details != now.details:
-                await tx.write(*announcement(self._storage, now))
-
-        await self._storage.run(append_missing)
-
-    def _changed_fields(
-        self, incoming: EncodedSession, stored: Document
-    ) -> tuple[Document, list[Update] | None]:
-        """Return the fields that an existing session gets, None for those it loses.
-
-        And the updates that store a large initial state; None to leave it as it is.
-        """
-        given = {*DETAILS} if incoming.details else set()
-        if not incoming.has_family:
-            given.discard(BRANCH)
-        if incoming.details is None and self.hooks.is_missing:
-            states = (incoming.state, stored["state"])
-            here, there = (each.get(ADK_METADATA) for each in states)
-            given |= {"title"} if here != there else set()
-        document = incoming.session_document()
-        own = {"_id", "create_time", COPIED_BY, *DETAILS} - given
-        kept = document.keys() - own
-        fields = dict.fromkeys(given) | {name: document[name] for name in kept}
-        # What is known is taken if it differs; what is inferred was better known when
-        # there was less of a log.
-        if incoming.initial in (None, stored.get(INITIAL)):
-            fields.pop(INITIAL, None)
-            return fields, None
-        began = replace(incoming.as_new_session(), create_time=stored["create_time"])
-        if initial := initial_updates([began]):
-            fields[INITIAL] = None
-        return fields, initial
+        fields: Document = {}
+        for revision, each in missing:
+            fields |= {"revision": revision, "update_time": each.timestamp}
+            if each.title is not NOT_GIVEN:  # as every append sets it
+                fields["title"] = each.title
+        if missing and incoming.is_last:
+            updated, details = incoming.header.update_time, incoming.details
+            fields |= {"state": incoming.state, "update_time": updated}
+            if details and details.ttl and details.ttl == session.details.ttl:
+                fields["expire_time"] = details.expire_time  # as every append renews it
+        waiting = await pending_calls_after(self._storage, session, missing)
+        last = waiting.get(max(waiting, default=0))
+        change = session.change(fields, waiting=last, family=joined or None)
+        unchanged = session.expected("revision", "title", REDACTIONS)
+        events = [*incoming.documents(incoming.offset + matched, waiting)]
+        await self._storage.commit(
+            *([Insert("events", events)] if events else []),
+            *change_statements(self._storage, change, unchanged | queries.NEEDS_KNOWN),
+        )
 
     async def _write_states(self, states: list[StatePlan]) -> None:
         updates: list[Update] = []
         notes: list[Update] = []
         for each in states:
-            owner, before = each.state, each.revision
-            revision = before
-            if not each.lacks_note:
-                # That of the source, if it counts, so that verification finds no other.
-                revision = max((before or 0) + 1, owner.shared.revision or 0)
-            note = {"$set": {"revision": revision, "digest": owner.digest}}
-            place = {"_id": {"of": owner.id}}
+            wanted, before = each.state, each.revision
+            after = before if each.lacks_note else (before or 0) + 1
+            note = {"$set": {"revision": after, "digest": wanted.digest}}
+            place = {"_id": {"of": wanted.id}}
             notes.append(Update("imports", place, note, upsert=True))
             if each.lacks_note:
                 continue
-            collection = "app_states" if owner.shared.user_id is None else "user_states"
-            change = {"$set": {"state": owner.state, "revision": revision}}
+            is_app = wanted.shared.user_id is None
+            change = {"$set": {"state": wanted.state, "revision": after}}
             # Another revision than expected makes this insert, which then fails.
-            where = {"_id": owner.id, "revision": before}
+            where = {"_id": wanted.id, "revision": before}
+            collection = "app_states" if is_app else "user_states"
             updates.append(Update(collection, where, change, upsert=True))
         await self._commit_apart(*updates)
         # Last: without its note, state counts as changed in the target.
@@ -611,9 +517,3 @@ def _reporting_wait(key: SessionKey) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _unchanged_since_read_filter(session: Document) -> Document:
-    """Return the filter for a session that has not changed since it was read."""
-    names = ("_id", "revision", "create_time", REDACTIONS)
-    return {name: session.get(name) for name in names} | queries.NEEDS_KNOWN

@@ -127,8 +127,6 @@ class SharedState:
     app_name: str
     user_id: str | None
     state: Mapping[str, Any]
-    revision: int | None = None
-    """How often it was changed; None if the store does not count that."""
 
     @property
     def owner(self) -> Owner:
@@ -362,11 +360,10 @@ class StoreSource(BaseSource):
         where = _selected_sessions_filter(self.storage, selection)
         sessions = Query("sessions", where, order=1, limit=_SESSIONS_AT_ONCE)
         async for page in self.storage.scan(sessions):
-            found = [(_key(document), document) for document in page.documents]
-            known = {key: it for key, it in found if isinstance(key, SessionKey)}
-            await add_initial_states(self.storage, known)
-            for key, document in found:
-                header = self._header(key, document, alone=bool(selection.sessions))
+            await add_initial_states(self.storage, page.documents)
+            for document in page.documents:
+                alone = bool(selection.sessions)
+                header = stored_header(document, self.storage.hooks, alone=alone)
                 yield header
                 if isinstance(header, SessionHeader):
                     async for item in self._events(header):
@@ -440,34 +437,6 @@ class StoreSource(BaseSource):
         async for each in scan_documents(self.storage, chosen):
             yield _key(each)
 
-    def _header(
-        self, key: SessionKey | Problem, document: Document, *, alone: bool
-    ) -> SessionHeader | Problem:
-        if isinstance(key, Problem):
-            return key
-        owner, hooks = Owner.of_session(key), self.storage.hooks
-        try:
-            record = SessionRecord.read(document)
-            for each in (record.revision, record.begins, record.event_count):
-                check_revision("The log", each)
-            if alone:  # without its family, one of its own
-                record = record.without_family()
-            return SessionHeader(
-                key,
-                decode_state(record.state, owner, hooks),
-                update_time=seconds(record.updated),
-                create_time=seconds(record.created),
-                details=record.details,
-                initial=decode_state(record.initial, owner, hooks),
-                revision=record.revision,
-                log_begins=record.begins,
-                forked_from=record.forked_from,
-            )
-        except UnknownNeedError as error:
-            return Problem(session_text(key), str(error))
-        except (KeyError, TypeError, ValueError, AttributeError, UnreadableError):
-            return Problem(session_text(key), ALTERED)
-
     def _shared(
         self, document: Document, app_name: str, user_id: str | None
     ) -> SharedState | Problem:
@@ -476,7 +445,7 @@ class StoreSource(BaseSource):
             state = decode_state(document["state"], owner, self.storage.hooks)
         except (KeyError, UnreadableError):
             return Problem(str(SharedState(app_name, user_id, {})), ALTERED)
-        return SharedState(app_name, user_id, state, document.get("revision"))
+        return SharedState(app_name, user_id, state)
 
 
 def _event_or_problem(where: str, document: Document, hooks: Hooks) -> Event | Problem:
@@ -497,6 +466,37 @@ def _key(document: Document) -> SessionKey | Problem:
         return session_key(**id_)
     except (TypeError, InvalidInputError):
         return Problem(f"session document {id_!r}", ALTERED)
+
+
+def stored_header(
+    document: Document, hooks: Hooks, *, alone: bool = False
+) -> SessionHeader | Problem:
+    """Read a stored session; ``alone`` without its family, one of its own."""
+    key = _key(document)
+    if isinstance(key, Problem):
+        return key
+    owner = Owner.of_session(key)
+    try:
+        record = SessionRecord.read(document)
+        for each in (record.revision, record.begins, record.event_count):
+            check_revision("The log", each)
+        if alone:
+            record = record.without_family()
+        return SessionHeader(
+            key,
+            decode_state(record.state, owner, hooks),
+            update_time=seconds(record.updated),
+            create_time=seconds(record.created),
+            details=record.details,
+            initial=decode_state(record.initial, owner, hooks),
+            revision=record.revision,
+            log_begins=record.begins,
+            forked_from=record.forked_from,
+        )
+    except UnknownNeedError as error:
+        return Problem(session_text(key), str(error))
+    except (KeyError, TypeError, ValueError, AttributeError, UnreadableError):
+        return Problem(session_text(key), ALTERED)
 
 
 def _selected_sessions_filter(storage: Storage, selection: Selection) -> Document:
@@ -531,18 +531,21 @@ async def shared_states(
         yield each, id_.get("app_name"), id_.get("user_id") or ""
 
 
-async def add_initial_states(
-    storage: Storage, sessions: Mapping[SessionKey, Document]
-) -> None:
+async def add_initial_states(storage: Storage, sessions: Iterable[Document]) -> None:
     """Add to sessions' documents the initial states that are stored apart from them."""
-    lacking = [key.event_id(0) for key, each in sessions.items() if INITIAL not in each]
+    lacking = {
+        key: each
+        for each in sessions
+        if INITIAL not in each and isinstance(key := _key(each), SessionKey)
+    }
     if not lacking:
         return
-    (found,) = await storage.read(Query("events", {"_id": {"$in": lacking}}))
+    ids = [key.event_id(0) for key in lacking]
+    (found,) = await storage.read(Query("events", {"_id": {"$in": ids}}))
     for apart in found:
         if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
-            session = sessions[key_of_event(apart)]
-            session[INITIAL] = initial_beside(session, [apart])
+            document = lacking[key_of_event(apart)]
+            document[INITIAL] = initial_beside(document, [apart])
 
 
 def key_of_event(event: Document) -> SessionKey:

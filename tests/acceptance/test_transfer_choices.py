@@ -57,7 +57,7 @@ def test_a_time_has_to_be_one() -> None:
     assert "'yesterday' is not a time such as 2026-11-21T04:00:00Z" in done.stderr
 
 
-async def test_a_conflict_fails_or_is_skipped_or_replaced(
+async def test_a_conflict_fails_or_is_skipped(
     place: Place, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """As --on-conflict has it, by default it fails; exit code and output name which."""
@@ -73,20 +73,14 @@ async def test_a_conflict_fails_or_is_skipped_or_replaced(
     failed = call("import", *command)
     skipped = call("import", *command, "--on-conflict", "skip")
     kept = call("verify", *command)
-    replaced = call("import", *command, "--on-conflict", "replace")
-    verified = call("verify", *command, "--exact")
 
     assert failed.returncode == 1
     assert f"Error: The target holds something else: {conflict}." in failed.stderr
-    assert ": --on-conflict skip. --on-conflict replace takes back " in failed.stderr
+    assert failed.stderr.endswith(" To continue without it: --on-conflict skip.\n")
     assert "Policies" not in failed.stderr
     assert (skipped.returncode, skipped.stderr) == (3, f"  {conflict}\n")
     assert "4 unchanged, 1 left out for a conflict" in skipped.stdout
     assert kept.returncode == 3
-    assert (replaced.returncode, replaced.stderr) == (0, "")
-    assert "Moved 1 event from" in replaced.stdout
-    assert "1 replaced, 4 unchanged" in replaced.stdout
-    assert (verified.returncode, verified.stderr) == (0, "")
 
 
 async def test_unreadable_sessions_fail_an_import_or_are_skipped(

@@ -34,7 +34,6 @@ NAMED = "session {!r} of user {!r} in app 'weather'"
 LATER = 1735789600.5
 FAIL = Policies()
 SKIP = Policies(on_conflict="skip")
-REPLACE = Policies(on_conflict="replace")
 
 
 @asynccontextmanager

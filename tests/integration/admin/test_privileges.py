@@ -31,7 +31,6 @@ from mongo_session_service.admin.sizes import measure
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.partials import partial_document
 from mongo_session_service.transfer import (
-    Policies,
     ServiceSource,
     StoreSource,
     export,
@@ -169,9 +168,9 @@ async def use_storage(service: MongoSessionService) -> None:
 async def use_import(service: MongoSessionService) -> None:
     old = InMemorySessionService()
     await fill(old)
-    for policies in (Policies(), Policies(on_conflict="replace")):
+    for _ in range(2):
         async with ServiceSource(old, APPS) as source:
-            await move(source, service, policies=policies)
+            await move(source, service)
         session = await old.get_session(app_name="bank", user_id="ada", session_id="s1")
         await old.append_event(session, new_event())
     async with ServiceSource(old, APPS) as source, StoreSource(service) as target:

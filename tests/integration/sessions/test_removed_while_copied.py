@@ -13,7 +13,7 @@ from pymongo import MongoClient
 from support.encryption_hooks import CANARY
 from support.raw_search import traces_of
 from support.subscriptions import until
-from support.transfers import REPLACE, SKIP, exported, imported
+from support.transfers import SKIP, exported, imported
 from support.waiting import say
 
 from mongo_session_service import MongoSessionService
@@ -21,7 +21,6 @@ from mongo_session_service.errors import ConflictError
 from mongo_session_service.sessions.fork import Fork
 from mongo_session_service.storage.statements import Insert
 from mongo_session_service.storage.transactions import Transaction
-from mongo_session_service.transfer import Policies
 from mongo_session_service.transfer.importer import ImportTarget
 
 USER = "to-be-erased@example.com"
@@ -144,7 +143,6 @@ async def test_an_import_does_not_store_again_what_is_erased_meanwhile(
     assert left(admin, database) == []
 
 
-@pytest.mark.parametrize("policies", [SKIP, REPLACE], ids=["skip", "replace"])
 @pytest.mark.parametrize("differs", [False, True], ids=["behind", "conflict"])
 async def test_an_import_brings_nothing_back_that_is_redacted_meanwhile(
     service: MongoSessionService,
@@ -152,7 +150,6 @@ async def test_an_import_brings_nothing_back_that_is_redacted_meanwhile(
     admin: MongoClient,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    policies: Policies,
     *,
     differs: bool,
 ) -> None:
@@ -175,7 +172,7 @@ async def test_an_import_brings_nothing_back_that_is_redacted_meanwhile(
         await write(target, sessions, states)
 
     monkeypatch.setattr(ImportTarget, "write", redact_and_write)
-    moved = await imported(tmp_path / "late.jsonl", service, policies)
+    moved = await imported(tmp_path / "late.jsonl", service, SKIP)
     assert moved.skipped == 1
     assert left_of_session(admin, database) == []
 

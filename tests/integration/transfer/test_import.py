@@ -9,11 +9,9 @@ from google.adk.sessions import InMemorySessionService
 from pymongo import MongoClient
 from support.sample_data import fill
 from support.transfers import (
-    FAIL,
     IDS,
     LATER,
     NAMED,
-    REPLACE,
     SKIP,
     differences,
     everything,
@@ -87,7 +85,7 @@ async def test_a_session_that_continued_in_the_target_is_left_alone(
     await moved(old, service)
     await say(service, "after the switch", topic="newer")
 
-    result, problems = await moved(old, service, REPLACE)
+    result, problems = await moved(old, service)
 
     assert (result.ahead, result.unchanged, problems) == (1, 4, [])
     session = await service.get_session(**IDS)
@@ -102,13 +100,13 @@ async def diverge(old: Any, service: MongoSessionService) -> None:
     await say(service, "in the new", topic="new")
 
 
-async def test_a_conflict_stops_a_move_or_is_skipped_or_replaced(
+async def test_a_conflict_stops_a_move_or_is_skipped(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
 ) -> None:
-    """Nothing under a taken id is changed, and it is named, until it is replaced."""
+    """Nothing under a taken id is changed, and it is named."""
     await diverge(old, service)
     before = everything(admin, database)
 
@@ -122,10 +120,6 @@ async def test_a_conflict_stops_a_move_or_is_skipped_or_replaced(
         f"{NAMED.format('s1', 'ada')}: event 7 ('in the old') differs; state differs"
     ]
     assert everything(admin, database)["sessions"] == before["sessions"]
-
-    result, problems = await moved(old, service, REPLACE)
-    assert (result.replaced, result.events, problems) == (1, 1, [])
-    assert await differences(old, service) == []
 
 
 async def test_a_session_without_events_is_known_by_its_creation(
@@ -143,7 +137,7 @@ async def test_a_session_without_events_is_known_by_its_creation(
 async def test_an_import_does_not_bring_back_redacted_events(
     old: InMemorySessionService, service: MongoSessionService
 ) -> None:
-    """A session with redacted events is left alone and named, also by a replacement."""
+    """A session with redacted events is left alone and named."""
     await moved(old, service)
     before = await service.get_session(**IDS)
     assert before is not None
@@ -152,20 +146,15 @@ async def test_an_import_does_not_bring_back_redacted_events(
     redacted = await service.get_session(**IDS)
     await say(old, "in the old")
 
-    result, problems = await moved(old, service, REPLACE)
+    result, problems = await moved(old, service, SKIP)
 
-    assert (result.skipped, result.unchanged, result.replaced) == (1, 4, 0)
-    assert problems[0].startswith("session 's1' of user 'ada' in app 'weather': ")
-    assert "differs; the target's has redacted events" in problems[0]
-    with pytest.raises(ConflictError) as stopped:
-        await moved(old, service)
-    assert "'replace' instead" not in str(stopped.value)
+    assert (result.skipped, result.unchanged) == (1, 4)
+    assert problems[0].startswith(f"{NAMED.format('s1', 'ada')}: event 5 (")
     assert await service.get_session(**IDS) == redacted
 
 
-@pytest.mark.parametrize("policies", [FAIL, REPLACE])
 async def test_shared_state_that_changed_in_the_target_only_is_left_alone(
-    old: InMemorySessionService, service: MongoSessionService, policies: Policies
+    old: InMemorySessionService, service: MongoSessionService
 ) -> None:
     """State that the new app has set since stays, and the rest is caught up with."""
     await moved(old, service)
@@ -173,7 +162,7 @@ async def test_shared_state_that_changed_in_the_target_only_is_left_alone(
     await service.create_session(**new, state={"app:count": 1000})
     await say(old, "in the old", **{"user:last": 5000})
 
-    result, problems = await moved(old, service, policies)
+    result, problems = await moved(old, service)
 
     assert (result.ahead_states, result.states, result.caught_up) == (1, 1, 1)
     assert (result.is_complete, problems) == (True, [])

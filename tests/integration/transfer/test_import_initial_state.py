@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pymongo import MongoClient
 from support.sample_data import fill
 from support.transfers import (
     IDS,
-    REPLACE,
+    SKIP,
     compared,
     differences,
     exported,
@@ -27,7 +26,6 @@ from support.transfers import (
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.transfer import StoreSource, move
 
 LARGE = "x" * 10_000
 """Enough for an initial state to have a document of its own."""
@@ -39,7 +37,6 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
     "odd": {"kept": float("nan"), "k": 2**70, "a.b": "\ud83d", "": {"$set": 1}},
 }
 """By session id."""
-REVISION_0 = {"_id.revision": 0}
 
 
 def ids(session_id: str) -> dict[str, str]:
@@ -60,14 +57,6 @@ async def filled(service: MongoSessionService) -> MongoSessionService:
         await turn(service, session_id, "first", k="Lisbon", new=1)
         await turn(service, session_id, "second", kept=2)
     return service
-
-
-@pytest.fixture
-async def copy(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
-    """Another store, in collections beside those of the first."""
-    prefix = {"database": database, "collection_prefix": "copy_"}
-    async with MongoSessionService(mongodb_uri, **prefix) as copy:
-        yield copy
 
 
 @pytest.fixture(params=[1000, 1])
@@ -165,7 +154,7 @@ async def test_another_beginning_is_a_difference_and_a_conflict(
     tmp_path: Path,
     session_id: str,
 ) -> None:
-    """It is named, never quoted, and left alone until it is replaced."""
+    """It is named, never quoted, and left alone."""
     path = tmp_path / "x.jsonl"
     await exported(filled, path)
     await imported(path, copy)
@@ -180,58 +169,9 @@ async def test_another_beginning_is_a_difference_and_a_conflict(
     ]
     with pytest.raises(ConflictError, match=": initial_state differs"):
         await imported(path, copy)
-    result = await imported(path, copy, REPLACE)
+    result = await imported(path, copy, SKIP)
 
-    assert (result.replaced, result.unchanged) == (1, len(BEGINNINGS) - 1)
-    assert await compared(filled, copy) == []
-
-
-@pytest.mark.usefixtures("whole_and_in_parts")
-@pytest.mark.parametrize("session_id", ["small", "large"])
-async def test_a_beginning_is_replaced_with_its_session(
-    filled: MongoSessionService,
-    copy: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    tmp_path: Path,
-    session_id: str,
-) -> None:
-    """Of a session that gives way to another, its large initial state goes as well."""
-    await copy.create_session(**ids(session_id), state={"other": LARGE})
-    await turn(copy, session_id, "other", other=1)
-    await exported(filled, tmp_path / "x.jsonl")
-
-    result = await imported(tmp_path / "x.jsonl", copy, REPLACE)
-
-    assert result.replaced == 1
-    assert await compared(filled, copy) == []
-    apart = admin[database].copy_events.find(
-        REVISION_0 | {"_id.session_id": session_id}
-    )
-    found = [each["initial_state"] for each in apart]
-    assert found == ([BEGINNINGS["large"]] if session_id == "large" else [])
-
-
-@pytest.mark.parametrize("session_id", ["small", "large"])
-async def test_a_catch_up_takes_the_initial_state_of_the_source(
-    filled: MongoSessionService,
-    copy: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    session_id: str,
-) -> None:
-    """The one that the target has assumed is replaced, wherever it is stored."""
-    async with StoreSource(filled) as source:
-        await move(source, copy)
-        taken = {"$set": {"initial_state": {"k": "Bari"}}}
-        admin[database].copy_sessions.update_one({"_id": ids(session_id)}, taken)
-        await turn(filled, session_id, "third", k="Rome")
-        assert await compared(filled, copy) != []
-
-        result = await move(source, copy)
-
-    assert (result.caught_up, result.events) == (1, 1)
-    assert await compared(filled, copy) == []
+    assert (result.skipped, result.unchanged) == (1, len(BEGINNINGS) - 1)
 
 
 @pytest.mark.parametrize("kept", ["small", LARGE])

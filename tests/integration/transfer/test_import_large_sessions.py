@@ -12,8 +12,9 @@ from support.sample_data import APPS
 from support.transfers import (
     IDS,
     LATER,
-    REPLACE,
+    SKIP,
     differences,
+    everything,
     moved,
     say,
 )
@@ -93,20 +94,22 @@ async def test_leftovers_of_an_interrupted_move_are_replaced(
     assert await differences(old, service) == []
 
 
-async def test_an_early_conflict_in_a_large_session_is_replaced(
+async def test_a_large_session_with_an_early_conflict_is_left_alone(
     old: InMemorySessionService,
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
 ) -> None:
-    """All from the first difference on is the source's, and nothing is left over."""
+    """Nothing is added behind the parts that are the same, nor behind the others."""
     await moved(old, service)
     for number in range(4):
-        await say(service, f"only here {number}", LATER + number)
+        await say(old, f"only there {number}", LATER + number)
     third = {"_id": {**IDS, "revision": 3}}
     admin[database].events.update_one(third, {"$set": {"event.author": "changed"}})
 
-    result, _ = await moved(old, service, REPLACE)
+    before = everything(admin, database)
 
-    assert (result.replaced, result.events) == (1, 4)
-    assert await differences(old, service) == []
+    result, _ = await moved(old, service, SKIP)
+
+    assert (result.skipped, result.unchanged, result.events) == (1, 4, 0)
+    assert everything(admin, database) == before

@@ -14,7 +14,7 @@ from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 from pymongo import MongoClient
 from support.foreign_stores import Place, adk_mongodb, sql_sqlite, sqlite
-from support.transfers import IDS, NAMED, REPLACE, SKIP, differences, moved
+from support.transfers import IDS, NAMED, SKIP, differences, moved
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError, TransferError
@@ -272,7 +272,7 @@ async def test_state_that_another_tool_has_set_is_a_conflict(
     database: str,
     value: Any,
 ) -> None:
-    """A value that JSON cannot hold is a conflict, and an import can replace it."""
+    """A value that JSON cannot hold is a conflict."""
     await moved(old, service)
     collection = admin[database].sessions
     id_ = {f"_id.{name}": part for name, part in IDS.items()}
@@ -281,7 +281,3 @@ async def test_state_that_another_tool_has_set_is_a_conflict(
     result, told = await moved(old, service, SKIP)
     assert (result.skipped, result.is_complete) == (1, False)
     assert told == [f"{NAMED.format('s1', 'ada')}: state differs"]
-
-    result, _ = await moved(old, service, REPLACE)
-    assert (result.replaced, result.is_complete) == (1, True)
-    assert await differences(old, service) == []

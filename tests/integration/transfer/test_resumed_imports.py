@@ -14,7 +14,7 @@ from pymongo import MongoClient
 from support.long_sessions import left_in, store_long_session
 from support.sample_data import APPS
 from support.subscriptions import Follower, until
-from support.transfers import IDS, LATER, REPLACE, differences, everything, moved, say
+from support.transfers import IDS, differences, everything, moved, say
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError
@@ -171,22 +171,6 @@ async def test_an_expired_session_is_no_conflict(
     assert await differences(old, service) == []
 
 
-async def test_a_long_session_is_replaced(
-    old: InMemorySessionService,
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """Thousands of events give way to those of the source, none is left over."""
-    await store_long_session(service, admin, database, KEY, 2_500)
-
-    result, _ = await moved(old, service, REPLACE)
-
-    assert (result.replaced, result.events) == (1, 24)
-    assert left_in(admin, database) == {"sessions": 5, "events": 24}
-    assert await differences(old, service) == []
-
-
 @pytest.mark.usefixtures("two_events_together")
 async def test_a_session_deleted_during_its_import_is_reported(
     old: InMemorySessionService,
@@ -222,18 +206,6 @@ async def test_subscribers_receive_imported_sessions(
         told = [each for each in follower.told if each.session_id == "s1"]
         assert [each.kind for each in told] == ["appended"] * 6 + ["created"]
         assert [each.revision for each in told] == [1, 2, 3, 4, 5, 6, 6]
-
-        await say(old, "in the old", LATER)
-        await say(service, "in the new", LATER)
-        await moved(old, service, REPLACE)
-        await follower.until(lambda: follower.kinds.count("created") == 3)
-
-    assert follower.summary[-4:] == [
-        ("appended", 7),
-        ("deleted", None),
-        ("appended", 7),
-        ("created", 7),
-    ]
 
 
 async def test_waiting_for_a_dead_import_is_explained(
