@@ -200,12 +200,9 @@ class ChangeRecord:
                 fields |= session.place_as_results()
             case "snapshot":
                 session = self.session
-                state = documents.decode_shared_state(
-                    self.key, content["shared"], hooks
-                )
-                merged = replace(state, session=session.own_state(hooks)).merged()
+                shown = documents.show_session(session, content["shared"], hooks)
                 fields = {"revision": session.revision, "time": session.updated}
-                return {"state": merged, **fields}
+                return {"state": shown.state, **fields}
             case "updated":
                 fields |= self.session.details.as_results()
                 fields |= self.session.place_as_results()

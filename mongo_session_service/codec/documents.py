@@ -326,9 +326,15 @@ def show_sessions(
 def show_session(
     record: SessionRecord, shared: Iterable[Document], hooks: Hooks
 ) -> StoredSession:
-    app, users = _shared_copiers(shared, hooks)
-    common = app() | users.get(record.key.user_id, dict)()
+    common = _shared_state(record.key, shared, hooks)
     return StoredSession(record, record.own_state(hooks) | common, [])
+
+
+def _shared_state(
+    key: SessionKey, shared: Iterable[Document], hooks: Hooks
+) -> dict[str, Any]:
+    app, users = _shared_copiers(shared, hooks)
+    return app() | users.get(key.user_id, dict)()
 
 
 _Copier = Callable[[], dict[str, Any]]
@@ -369,21 +375,6 @@ def _with_scope_prefix(state: dict[str, Any], owner: Owner) -> dict[str, Any]:
     return {owner.prefix + key: value for key, value in state.items()}
 
 
-def decode_shared_state(
-    key: SessionKey, documents: Iterable[dict[str, Any]], hooks: Hooks
-) -> ScopedState:
-    """Decode the state of a session's app and user, if it is among the documents."""
-    shared = ScopedState()
-    user = {"app_name": key.app_name, "user_id": key.user_id}
-    for document in documents:
-        if document["_id"] in (key.app_name, user):
-            is_app = document["_id"] == key.app_name
-            owner = Owner.of_shared(key.app_name, None if is_app else key.user_id)
-            fields = decode_state(document.get("state"), owner, hooks)
-            (shared.app if is_app else shared.user).update(fields)
-    return shared
-
-
 def decode_new_session(
     new: NewSession, documents: Iterable[dict[str, Any]], hooks: Hooks
 ) -> StoredSession:
@@ -391,10 +382,11 @@ def decode_new_session(
 
     What is shared is in those of the documents that are its app's or its user's.
     """
-    shared = decode_shared_state(new.key, documents, hooks)
-    own = new.delta.mapped(bson_values.decode_fields)
-    owner = Owner.of_session(new.key)
-    state = shared.merged() | hooks.loaded_state(own.merged(), owner)
+    shares = (new.key.app_name, {"app_name": new.key[0], "user_id": new.key[1]})
+    shared = [each for each in documents if each["_id"] in shares]
+    own = new.delta.mapped(bson_values.decode_fields).merged()
+    state = _shared_state(new.key, shared, hooks)
+    state |= hooks.loaded_state(own, Owner.of_session(new.key))
     if hooks.is_missing:
         state = metadata.with_title(state, new.details.title)
     return StoredSession(SessionRecord(new.key, session_document(new)), state, [])

@@ -42,6 +42,11 @@ def partial_document(
     return {"_id": place, **document, **encode_turn(turn), **creation, "time": time}
 
 
+def partial_event_id(document: Document) -> Any:
+    """The id of the event that a partial is of; None of a turn's status."""
+    return document.get("event", {}).get("id")
+
+
 def encode_turn(turn: TurnInfo) -> Document:
     """A turn's fields beside its session and epoch."""
     fields = {

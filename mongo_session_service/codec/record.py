@@ -137,6 +137,11 @@ def unknown_needs(document: Document) -> list[str]:
     return [str(each) for each in named]
 
 
+def state_fields(document: Document | None) -> Any:
+    """The state of an app or a user, as it is stored; empty if none ever was."""
+    return document["state"] if document else {}
+
+
 def decode_fields_of(owner: Owner, fields: Any) -> dict[str, Any]:
     """Decode the fields of a state; an error names whose it is."""
     try:
@@ -557,6 +562,12 @@ def initial_beside(session: Document, apart: Iterable[Document]) -> Document:
             initial: Document = each.get(INITIAL, {})
             return initial
     return {}
+
+
+def encode_origin(origin: Origin, shared: float) -> Document:
+    """The form in which a fork names a session, and how many events it has of it."""
+    session_id, created = origin
+    return {"session_id": session_id, "create_time": created, "revision": shared}
 
 
 def is_placeholder(document: Document) -> bool:

@@ -22,7 +22,7 @@ from mongo_session_service.changes.decoder import (
     updated_record,
 )
 from mongo_session_service.codec import bson_values
-from mongo_session_service.codec.record import SessionRecord
+from mongo_session_service.codec.record import SessionRecord, state_fields
 from mongo_session_service.consumers.fetcher import load_trimmed
 from mongo_session_service.consumers.handler import (
     Handler,
@@ -208,7 +208,7 @@ async def load_record(
         case "updated":
             return updated_record(SessionRecord.read(found), hooks, time)
         case "state":
-            state = bson_values.decode_fields(found["state"])
+            state = bson_values.decode_fields(state_fields(found))
             return state_record(owner, state, hooks, time)
         case _:
             return ChangeRecord(kind, owner, {"document": found}, time, hooks)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
@@ -21,8 +21,10 @@ from mongo_session_service.changes.decoder import (
     updated_record,
 )
 from mongo_session_service.codec import bson_values
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.record import SessionRecord
+from mongo_session_service.codec.partials import partial_event_id
+from mongo_session_service.codec.record import SessionRecord, state_fields
 from mongo_session_service.errors import StorageError
 from mongo_session_service.feed.place import Place
 from mongo_session_service.model.records import Document, SessionKey
@@ -53,7 +55,7 @@ class View:
     """Of the running turn: what is not stored yet, and its status."""
     turn: Change | None = None
     """The turn that is over, or has run for long, unless it has ended as expected."""
-    stored_ids: list[str] = field(default_factory=list)
+    stored_ids: list[Any] = field(default_factory=list)
     """The ids of the events that it has stored, or whose first partials are gone."""
 
 
@@ -155,7 +157,7 @@ def _state_changes(stored: Document, hooks: Hooks, time: float) -> Iterator[Chan
     id_ = stored["_id"]
     owner = (id_,) if isinstance(id_, str) else tuple(id_.values())
     try:
-        values = bson_values.decode_fields(stored["state"])
+        values = bson_values.decode_fields(state_fields(stored))
     except (AttributeError, KeyError, StorageError):
         message = "A subscriber does not receive the state of %s: it cannot be read."
         logger.warning(message, Owner(*owner))
@@ -180,7 +182,7 @@ async def _add_partials(
         own = queries.events_after(key, turn["first_revision"] - 1)
         wanted.append(Query("events", own, fields=("event.id",)))
     found, *stored = await storage.read(*wanted, as_of=view.as_of, patient=True)
-    view.stored_ids = [each["event"]["id"] for events in stored for each in events]
+    view.stored_ids = [EventRecord(each).id for events in stored for each in events]
     view.stored_ids += _torn_ids(found, after)
     known = {*view.stored_ids}
     for each in found:
@@ -190,13 +192,12 @@ async def _add_partials(
             view.partials.append(change)
 
 
-def _torn_ids(partials: list[Document], received: tuple[int, int]) -> set[str]:
+def _torn_ids(partials: list[Document], received: tuple[int, int]) -> set[Any]:
     """The ids of events of which some partials have expired that were not received."""
     if not partials or "create_time" not in partials[0]:  # of an earlier release
         return set()
     oldest = partials[0]["_id"]
     if received >= (oldest["epoch"], oldest["n"] - 1):
         return set()
-    events = [each for each in partials if "event" in each]
-    whole = {each["event"]["id"] for each in events if each.get("first")}
-    return {each["event"]["id"] for each in events} - whole
+    whole = {partial_event_id(each) for each in partials if each.get("first")}
+    return {*map(partial_event_id, partials)} - whole - {None}

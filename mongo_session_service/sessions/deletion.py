@@ -38,6 +38,7 @@ from itertools import accumulate, chain
 from typing import Final, Literal, NamedTuple
 
 from mongo_session_service.codec.document_size import cut_by_size
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import (
     STATES,
     SessionRecord,
@@ -416,8 +417,8 @@ async def _place_behind(storage: Storage, owner: Document) -> Document:
     after = Query("events", {"_id": {"$gt": upper}}, order=1, fields=("_id",))
     if (following := await storage.find_one(after)) is None:
         return _AFTER_EVERY_EVENT
-    id_: Document = following["_id"]
-    return {**id_, "revision": id_["revision"] - 1}
+    event = EventRecord(following)
+    return event.key.event_id(event.revision - 1)
 
 
 async def _find_orphans(storage: Storage, wanted: Document) -> list[Document]:
@@ -449,18 +450,19 @@ def prune_criteria(
     app = None if app_name is None else check_id("app_name", app_name)
     if idle_for is None and created_before is None:
         return PruneCriteria(app, None)
-    wanted: Document = {"expire_time": {"$exists": False}, "create_time": {}}
+    created: Document = {}
+    wanted: Document = {"expire_time": {"$exists": False}, "create_time": created}
     idle_since = None
     if created_before is not None:
         seconds = metadata.check_moment("created_before", created_before)
         if not 0 < seconds <= now:
             message = "created_before must be after 1970, and not in the future."
             raise InvalidInputError(message)
-        wanted["create_time"]["$lt"] = seconds
+        created["$lt"] = seconds
     if idle_for is not None:
         idle_since = now - metadata.check_duration("idle_for", idle_for)
         moment = datetime.fromtimestamp(max(0.0, idle_since), UTC)
-        wanted["create_time"]["$lte"] = idle_since
+        created["$lte"] = idle_since
         wanted["update_time"] = {"$lte": idle_since}
         wanted[queries.TURN_RENEWED] = {"$not": {"$gt": moment}}
     return PruneCriteria(app, wanted, idle_since)

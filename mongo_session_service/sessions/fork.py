@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import starmap, zip_longest
 from typing import Final, NoReturn
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
@@ -19,7 +19,12 @@ from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import decode_event, session_document
 from mongo_session_service.codec.event_record import EventRecord
-from mongo_session_service.codec.record import COPIED_BY, STATES, SessionRecord
+from mongo_session_service.codec.record import (
+    COPIED_BY,
+    STATES,
+    SessionRecord,
+    encode_origin,
+)
 from mongo_session_service.codec.waiting_calls import REDACTED
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -240,19 +245,14 @@ class Fork:
 
     def _origins(self) -> list[Document]:
         head, until = self.origin, self.revision
-        created = {"create_time": head.created, "revision": until}
-        cut = [
-            {**each, "revision": min(each["revision"], until)}
-            for each in head.forked_from
-        ]
-        source = {"session_id": head.key.session_id, **created}
+        cut = [(origin, min(it, until)) for origin, it in head.origins.items()]
         of_family = len(head.origins_in_family)
         near, far = cut[:of_family], cut[of_family:][:MAX_ORIGINS]
         if self.before is not None:  # few, however often one message is edited
-            following = (each["revision"] for each in near[1:])
-            pairs = zip_longest(near, following)
-            near = [each for each, shared in pairs if each["revision"] != shared]
-        return [source, *near, *far]
+            pairs = zip_longest(near, (shared for _, shared in near[1:]))
+            near = [each for each, following in pairs if each[1] != following]
+        source = (head.key.session_id, head.created), until
+        return [*starmap(encode_origin, (source, *near, *far))]
 
     def _copied_details(self, state: Document) -> StoredDetails:
         """Return the source's details, titled by the display name of a past state."""

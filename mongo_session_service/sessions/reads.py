@@ -33,8 +33,14 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import documents, events
 from mongo_session_service.codec.documents import StoredSession
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.record import LISTED, STATES, SessionRecord
+from mongo_session_service.codec.record import (
+    LISTED,
+    STATES,
+    SessionRecord,
+    state_fields,
+)
 from mongo_session_service.errors import SchemaVersionError, session_not_found_error
 from mongo_session_service.model.records import (
     Document,
@@ -277,8 +283,7 @@ class SessionReads:
         query = Query("user_states", {"_id": queries.user_state_id(app_name, user_id)})
         stored = await self._storage.find_one(query)
         owner = Owner.of_shared(app_name, user_id)
-        fields = stored["state"] if stored else {}
-        return documents.decode_state(fields, owner, self._storage.hooks)
+        return documents.decode_state(state_fields(stored), owner, self._storage.hooks)
 
     async def load_end(self, key: SessionKey) -> StoredSession:
         """Load a session with its last event alone, and without state."""
@@ -306,9 +311,8 @@ def _is_continued(
 
 
 def _revision(event: Encoded) -> int:
-    id_: Any = RawBSONDocument(event)["_id"]
-    revision: int = id_["revision"]
-    return revision
+    raw: Any = RawBSONDocument(event)
+    return EventRecord(raw).revision
 
 
 # --- Read cache ---

@@ -20,6 +20,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference, errors
 
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.database import CODEC_OPTIONS, Database, boot_time
 from mongo_session_service.storage.statements import Query, SnapshotTooOldError
@@ -169,7 +170,7 @@ async def find_documents(
     found: list[Document] = await cursor.limit(query.limit or 0).to_list(None)
     if query.since is None:
         return found
-    return [each for each in found if each["event"]["timestamp"] >= query.since]
+    return [each for each in found if EventRecord(each).timestamp >= query.since]
 
 
 async def answer_queries(

@@ -189,7 +189,7 @@ class Turn:
         fields = (queries.TURN_FIRST_REVISION,)
         query = Query("sessions", {"_id": self.key.id}, fields=fields)
         session = await backend.storage.find_one(query) or {}
-        first = session.get("turn", {}).get("first_revision")
+        first = SessionRecord.part(self.key, session).turn.get("first_revision")
         config = None if first else NO_EVENTS
         return (await self._load(backend, config, (first or 1) - 1)).events
 
@@ -386,7 +386,7 @@ class Turn:
         session = await storage.find_one(Query("sessions", where, fields=("turn",)))
         if session is None:
             raise await missing_session_error(storage, self.key)
-        turn = session.get("turn", {})
+        turn = SessionRecord.part(self.key, session).turn
         who = "others wait for its turn as well"
         if holder := turn.get("holder"):
             since = f"{turn['since']:%Y-%m-%d %H:%M:%S} UTC"
@@ -473,7 +473,8 @@ async def find_abandoned(storage: Storage, app_name: str) -> dict[SessionKey, bo
     fields = {"turn.resumed": 1, "is_free": lease_is_free(storage, "turn.")}
     stages = ({"$project": fields}, {"$match": {"is_free": True}})
     (found,) = await storage.read(Query("sessions", where, then=stages))
-    return {SessionKey(**it["_id"]): "resumed" in it.get("turn", {}) for it in found}
+    parts = [SessionRecord.part(SessionKey(**each["_id"]), each) for each in found]
+    return {each.key: "resumed" in each.turn for each in parts}
 
 
 async def find_turns(

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.codec.record import NEEDS, unknown_needs
+from mongo_session_service.codec.record import NEEDS, SessionRecord, unknown_needs
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,
@@ -71,8 +71,9 @@ async def load_turn_states(
         query = Query("sessions", wanted, then=({"$project": fields},))
         (found,) = await storage.read(query)
         for each in found:
-            turn = each.get("turn", {})
-            turns[SessionKey(**each["_id"])] = TurnStatus(
+            session = SessionRecord.part(SessionKey(**each["_id"]), each)
+            turn = session.turn
+            turns[session.key] = TurnStatus(
                 each["create_time"],
                 each["is_free"],
                 turn.get("epoch", 0),
