@@ -999,7 +999,8 @@ class MongoSessionService(BaseSessionService):
             families: Whether to leave out the versions of a conversation that their
                 family does not show: see :meth:`find_branches`.
             with_state: Whether their state is loaded, as ``list_sessions`` does.
-            limit: How many a page has at most, up to 1,000.
+            limit: How many a page has at most, up to 1,000. It has fewer if states
+                would take more than 16 MB.
             page_token: The ``next_page_token`` of the page before. Only ``limit``
                 and ``with_state`` may differ from that page's arguments.
 

@@ -53,8 +53,8 @@ from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import background, in_slices
 from mongo_session_service.storage.transactions import Transaction
 
-_KEYS_AT_ONCE: Final = 1000
-"""Sessions whose shared state is read at once: a command holds 16 MB of their ids."""
+_KEYS_AT_ONCE: Final = 100
+"""Sessions whose shared state is read, and held, at once."""
 
 IDLE: Final = 300.0
 """Seconds after its latest read at which a log is dropped."""
@@ -90,10 +90,17 @@ def found_record(
     raise session_not_found_error(key.session_id)
 
 
+async def find_head(storage: Storage, key: SessionKey) -> SessionRecord | None:
+    """Load a session without its state; None if it is not stored."""
+    (found,) = await storage.read(head_query(key), patient=True)
+    return SessionRecord.find(found, storage.clock.now())
+
+
 async def read_head(storage: Storage, key: SessionKey) -> SessionRecord:
     """Load a session without its state, or raise ``SessionNotFoundError``."""
-    (found,) = await storage.read(head_query(key), patient=True)
-    return found_record(storage, key, found)
+    if head := await find_head(storage, key):
+        return head
+    raise session_not_found_error(key.session_id)
 
 
 async def find_session(

@@ -16,7 +16,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.record import STATES, SessionRecord
+from mongo_session_service.codec.record import HEAD, STATES, SessionRecord
 from mongo_session_service.codec.waiting_calls import WAITING
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
@@ -258,28 +258,35 @@ async def load_page(
     *,
     with_state: bool,
 ) -> SessionPage:
-    """Load the first page, or that of a token, without what cannot be read."""
+    """Load the first page, or that of a token, without what cannot be read.
+
+    It is shorter if its sessions, or the states that they share, fill a reply of 16 MB.
+    """
     after = None if page_token is None else position_in_token(page_token, search)
     now = storage.clock.now()
     unread = STATES[1:] if with_state else STATES
-    wanted = [search.page_query(after, limit + 1, now)]
+    wanted = [replace(search.page_query(after, limit + 1, now), without=unread)]
     if after is None:
-        wanted.insert(0, search.damaged_query(limit, now))
-    answer = await storage.read(*(replace(each, without=unread) for each in wanted))
-    *damaged, found = answer
-    records = [*SessionRecord.read_all(chain(*damaged, found[:limit]))]  # it warns
+        wanted.append(replace(search.damaged_query(limit, now), fields=HEAD))
+    found, *damaged = answer = await storage.read(*wanted, whole=False)
+    page, has_more = found[:limit], len(found) > limit or not answer.is_whole
+    records = [*SessionRecord.read_all(chain(page, *damaged))]  # it warns
     states = None
     if with_state and records:
         shared = queries.shared_state_queries_by_key([each.key for each in records])
-        states_then = await storage.read(*shared, as_of=answer.as_of)
+        is_one = len(page) == 1
+        states_then = await storage.read(*shared, as_of=answer.as_of, whole=is_one)
+        if not states_then.is_whole:
+            half = len(page) // 2
+            return await load_page(storage, search, page_token, half, with_state=True)
         shown = documents.show_sessions(records, chain(*states_then), storage.hooks)
         states = {each.key: each.state for each in await in_slices(shown)}
         records = [each for each in records if each.key in states]
     sizes = await branches.count_families(storage, records, answer.as_of)
     summaries = [*documents.summaries(records, storage.hooks, states, sizes)]
     following = None
-    if len(found) > limit:
-        following = page_token_after(search.position_of(found[limit - 1]), search)
+    if has_more and page:
+        following = page_token_after(search.position_of(page[-1]), search)
     return SessionPage(sessions=summaries, next_page_token=following)
 
 

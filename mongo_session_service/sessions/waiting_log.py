@@ -32,7 +32,7 @@ from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.sessions import event_log
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
-from mongo_session_service.sessions.reads import head_query
+from mongo_session_service.sessions.reads import find_head
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query, RefusedError
 from mongo_session_service.storage.transactions import Transaction
@@ -128,10 +128,7 @@ async def pending_calls_after_batch(
 
 async def refresh_waiting(storage: Storage, key: SessionKey) -> bool:
     """Recompute a session's waiting calls from its log; True if they have changed."""
-    now = storage.clock.now()
-    while session := SessionRecord.find(
-        [*filter(None, [await storage.find_one(head_query(key), patient=True)])], now
-    ):
+    while session := await find_head(storage, key):
         waiting = await pending_calls_at(storage, LogAtRevision.of(session))
         if waiting == session.waiting(storage.hooks):
             break

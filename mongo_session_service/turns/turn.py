@@ -31,7 +31,7 @@ from mongo_session_service.backend import Backend, Backends, Stage
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.partials import encode_turn
-from mongo_session_service.codec.record import HEAD, SessionRecord, check_needs
+from mongo_session_service.codec.record import HEAD, SessionRecord
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     TurnTakenError,
@@ -47,7 +47,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import NO_EVENTS
-from mongo_session_service.sessions.reads import head_query, missing_session_error
+from mongo_session_service.sessions.reads import find_head, missing_session_error
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
 from mongo_session_service.storage.statements import Query, TooLateError, Update
@@ -436,7 +436,7 @@ async def request_stop(storage: Storage, key: SessionKey, reason: str | None) ->
     turn = storage.lease("sessions", key.id, "turn.")
     if await turn.write_past_dead_holder(storage.commit(stopping)) == [1]:
         return True
-    check_needs(await storage.find_one(head_query(key)) or {})
+    await find_head(storage, key)  # refuses what this release must not touch
     return False
 
 

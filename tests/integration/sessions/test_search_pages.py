@@ -263,3 +263,24 @@ async def test_a_page_shows_one_point_in_time(service: MongoSessionService) -> N
         assert state.get("n") == state.get("user:n") == state.get("app:n")
         assert item.revision == state.get("n", -1) + 1
     await writing
+
+
+@pytest.mark.parametrize("key", ["text", "user:text"])
+async def test_large_states_make_shorter_pages(
+    service: MongoSessionService, key: str
+) -> None:
+    """A page holds what a reply or two do, and the next ones have the others."""
+    for number in range(4):
+        owner = {"app_name": "app", "user_id": str(number)}
+        await service.create_session(**owner, state={key: "x" * 6_000_000})
+
+    seen: list[str] = []
+    token = None
+    while token is not None or not seen:
+        page = await service.find_sessions(app_name="app", page_token=token)
+        texts = [(each.state or {})[key] for each in page.sessions]
+        assert sum(map(len, texts)) < 16_000_000
+        seen += [each.user_id for each in page.sessions]
+        token = page.next_page_token
+
+    assert seen == ["3", "2", "1", "0"]
