@@ -132,7 +132,7 @@ async def _add_missed(
         shared = [*app, *user]
         trimmed = [decode_trimmed(it, shared, hooks) for it in chain(*before)]
         view.missed += [each.change() for each in trimmed if each]
-    kept = [it for it in log if it["_id"]["revision"] > begins]
+    kept = [it for it in log if EventRecord(it).revision > begins]
     view.missed += _appended_changes(key, kept, hooks)
     if view.is_complete:
         for each in shared:

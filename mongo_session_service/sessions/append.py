@@ -34,6 +34,7 @@ from mongo_session_service.codec.documents import (
     encode_append,
     is_same_event,
 )
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.errors import (
     StorageUnavailableError,
@@ -61,7 +62,7 @@ from mongo_session_service.sessions.queries import (
 )
 from mongo_session_service.sessions.reads import (
     SessionReads,
-    find_event_document,
+    find_event,
     find_session,
 )
 from mongo_session_service.sessions.writer import (
@@ -157,8 +158,8 @@ class Appender:
         stored = await find_session(self.storage, key)
         marker, begins = stored.marker, stored.begins
         last = session.events[-1] if session.events else event
-        found = await find_event_document(self.storage, key, last.id)
-        revision = found["_id"]["revision"] if found else -1
+        found = await find_event(self.storage, key, last.id)
+        revision = found.revision if found else -1
         if not session.events:
             if not found and stored.updated <= session.last_update_time:
                 return marker
@@ -358,17 +359,17 @@ async def judge(storage: Storage, planned: PlannedWrite, time_limit: float) -> V
     if isinstance(write, NewSession):
         raise session_exists_error(key.session_id)
 
-    async def find(tx: Transaction) -> tuple[SessionRecord, Document | None]:
+    async def find(tx: Transaction) -> tuple[SessionRecord, EventRecord | None]:
         session = await find_session(storage, key, tx)  # or it is none to be written
-        return session, await find_event_document(tx, key, write.event["id"])
+        return session, await find_event(tx, key, write.event["id"])
 
     # A primary may show what it has not replicated, and lose it when it is deposed.
     # What a transaction has read is on a majority once it is committed.
     session, stored = await storage.run(find, time_limit=time_limit)
     found = session.marker
     if stored is not None:
-        if is_same_event(write, stored["event"], storage.hooks):
-            return Stored(stored["_id"]["revision"])
+        if is_same_event(write, stored.event, storage.hooks):
+            return Stored(stored.revision)
         which = f"Another event with id {quoted(write.event['id'])}"
         raise AlreadyExistsError(f"{which} already exists.")
     if write.fence not in {None, (session.turn.get("epoch"), found.create_time)}:

@@ -24,7 +24,7 @@ from mongo_session_service.sessions.append import (
     shared_state_updates,
 )
 from mongo_session_service.sessions.details import announcement
-from mongo_session_service.sessions.reads import find_event_document, head_query
+from mongo_session_service.sessions.reads import find_event, head_query
 from mongo_session_service.sessions.waiting_log import pending_calls_after_batch
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
@@ -60,7 +60,7 @@ async def commit_batch(
             continue
         reads_sessions |= write.title is not NOT_GIVEN or write.waiting.has_effect
         id_ = write.event["id"]
-        if not has_guard and await find_event_document(storage, write.key, id_):
+        if not has_guard and await find_event(storage, write.key, id_):
             raise RefusedError
     most = attempts if storage.has_transactions else None
     if reads_sessions:

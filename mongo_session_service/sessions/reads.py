@@ -70,10 +70,12 @@ _DROP_COUNTS: Final = 1024
 """Numbers that count what is dropped, each for the sessions of some hashes."""
 
 
-async def find_event_document(
+async def find_event(
     storage: Storage | Transaction, key: SessionKey, event_id: str
-) -> Document | None:
-    return await storage.find_one(Query("events", queries.event_by_id(key, event_id)))
+) -> EventRecord | None:
+    query = Query("events", queries.event_by_id(key, event_id))
+    found = await storage.find_one(query)
+    return EventRecord(found) if found else None
 
 
 def head_query(key: SessionKey) -> Query:
