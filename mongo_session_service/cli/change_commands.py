@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -23,29 +24,28 @@ if TYPE_CHECKING:
     from mongo_session_service.service import MongoSessionService
 
 
+_ENDS: Final = {
+    "title": options.option("--no-title", "Remove its title."),
+    "labels": options.option(
+        "--no-labels", "Remove its labels, except those that --label sets."
+    ),
+    "expire_time": options.option(
+        "--no-expiry", "Never let it expire.", "no_expire_time"
+    ),
+}
+"""The options that end what people note of a session, by the fields of ``Details``."""
+
+
 @click.command("set")
 @options.session_arguments
-@options.title
-@click.option("--no-title", is_flag=True, help="Remove its title.")
-@options.labels
-@click.option(
-    "--no-labels",
-    is_flag=True,
-    help="Remove its labels, except those that --label sets.",
+@options.combine_decorators(
+    *(
+        each
+        for name, its_option in options.details.items()
+        for each in (its_option, _ENDS.get(name))
+        if each is not None
+    )
 )
-@click.option(
-    "--ttl",
-    type=options.parse_duration,
-    metavar="DURATION",
-    help="Time to live, from now on and again after each event: 7200s, 12h, 7d.",
-)
-@click.option(
-    "--expire-time",
-    type=options.parse_future_time,
-    metavar="TIME",
-    help="When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
-)
-@click.option("--no-expiry", is_flag=True, help="Never let it expire.")
 @options.as_json
 @options.with_address
 async def set_session(
@@ -61,62 +61,48 @@ async def set_session(
       mongo-session-service set my_app ada 5f0c --title 'Trip to Turin' --ttl 30d
       mongo-session-service set my_app ada 5f0c --no-labels --label stage=done
     """
-    labels: tuple[tuple[str, str], ...] = given.pop("labels")
-    keeps_labels = not given.pop("no_labels")
     changes = _changed_fields(given)
-    if not changes and not labels and keeps_labels:
-        raise click.UsageError(
-            "Nothing to set: give --title, --label or --ttl, for example."
-        )
-    from mongo_session_service.model.results import summary_fields
-
     async with address.open_with_key(app, user, session) as (service, key):
         before = await admin.stored_contents.load_summary(service, key)
-        if labels or not keeps_labels:
-            kept = before.labels if keeps_labels else {}
-            changes["labels"] = kept | dict(labels)
+        if "labels" in changes:
+            kept = {} if given["no_labels"] else before.labels
+            changes["labels"] = kept | dict(given["labels"])
         now = await service.update_session(**key.id, **changes)
     text = f"Session {printable(now.id)}: {details_text(now)}."
-    terminal.show_result(summary_fields(now), text)
+    terminal.show_result(now, text)
 
 
 def _changed_fields(given: dict[str, Any]) -> dict[str, Any]:
-    title, ttl, expires = given["title"], given["ttl"], given["expire_time"]
-    if title is not None and given["no_title"]:
+    """Return the details that are given, and None for those that end."""
+    changes = {
+        name: given[name] for name in options.details if given[name] not in (None, ())
+    }
+    ended = [name for name in options.details if given.get(f"no_{name}")]
+    if not changes and not ended:
+        raise click.UsageError(
+            "Nothing to set: give --title, --label or --ttl, for example."
+        )
+    if "title" in changes and "title" in ended:
         raise click.UsageError("Give either --title or --no-title.")
-    if (ttl is not None) + (expires is not None) + given["no_expiry"] > 1:
+    if len([*changes.keys() & {"ttl", "expire_time"}, *{*ended} & {"expire_time"}]) > 1:
         message = "Give only one of --ttl, --expire-time and --no-expiry."
         raise click.UsageError(message)
-    changes: dict[str, Any] = {}
-    if title is not None or given["no_title"]:
-        changes["title"] = title
-    if ttl is not None:
-        changes["ttl"] = ttl
-    elif expires is not None:
-        changes["expire_time"] = datetime.fromtimestamp(expires, UTC)
-    elif given["no_expiry"]:
-        changes["expire_time"] = None
-    return changes
+    if "expire_time" in changes:
+        changes["expire_time"] = datetime.fromtimestamp(changes["expire_time"], UTC)
+    return dict.fromkeys(ended) | changes
 
 
 @click.command()
 @click.argument("app_name", metavar="APP")
-@click.option(
-    "--older-than",
-    type=options.parse_duration,
-    metavar="DURATION",
+@options.option(
+    "--older-than DURATION",
+    "Remove events that are older: 7200s, 12h, 90d.",
     required=True,
-    help="Remove events that are older: 7200s, 12h, 90d.",
 )
 @options.removal_options
 @options.with_address
 async def trim(
-    address: options.ServiceAddress,
-    *,
-    app_name: str,
-    older_than: float,
-    is_agreed: bool,
-    dry_run: bool,
+    address: options.ServiceAddress, *, app_name: str, older_than: float
 ) -> None:
     """Removes old events from all sessions of an app.
 
@@ -139,14 +125,11 @@ async def trim(
         return f"{events} from {sessions} in {address.location}"
 
     async with address.open_service() as service:
-        if not dry_run and options.needs_confirmation(is_agreed=is_agreed):
-            found = await _trim_sessions(service, app_name, older_than, dry_run=True)
-            if found["events"]:
-                plan = f"This removes {counts_text(found)}, for ever."
-                options.require_confirmation(plan, is_agreed=False)
-        counts = await _trim_sessions(service, app_name, older_than, dry_run=dry_run)
-    would = "Would remove" if dry_run else "Removed"
-    done = f"{would} {counts_text(counts)}."
+        trimming = partial(_trim_sessions, service, app_name, older_than)
+        if options.asks() and (found := await trimming(dry_run=True))["events"]:
+            options.confirm(f"This removes {counts_text(found)}, for ever.")
+        counts = await trimming(dry_run=terminal.shared_options().dry_run)
+    done = f"{options.did('remove')} {counts_text(counts)}."
     nothing = f"App {printable(app_name)} has no sessions in {address.location}."
     terminal.show_result(counts, done if counts["sessions"] else nothing)
 
@@ -154,18 +137,14 @@ async def trim(
 @click.command()
 @options.session_arguments
 @click.argument("event_ids", nargs=-1, metavar="[EVENT]...")
-@click.option("--invocation", metavar="ID", help="All events of this invocation.")
-@click.option(
-    "--replacement",
+@options.option("--invocation ID", "All events of this invocation.")
+@options.option(
+    "--replacement TEXT",
+    "What stands in the place of texts and values.",
     default="[redacted]",
-    show_default=True,
-    metavar="TEXT",
-    help="What stands in the place of texts and values.",
 )
-@click.option(
-    "--state", is_flag=True, help="Replace values in state that the events have set."
-)
-@click.option("--forks", is_flag=True, help="Do the same in forks of the session.")
+@options.option("--state", "Replace values in state that the events have set.")
+@options.option("--forks", "Do the same in forks of the session.")
 @options.removal_options
 @options.with_address
 async def redact(
@@ -176,8 +155,6 @@ async def redact(
     *,
     event_ids: tuple[str, ...],
     invocation: str | None,
-    is_agreed: bool,
-    dry_run: bool,
     **how: Any,
 ) -> None:
     """Replaces the content of events for ever, and leaves the events.
@@ -209,26 +186,24 @@ async def redact(
             hint = "`mongo-session-service show APP USER SESSION --json` has the ids."
             raise click.ClickException(f"{error.message} {hint}") from error
         count = found.events
-        if count and not dry_run and options.needs_confirmation(is_agreed=is_agreed):
-            redacted = (
-                f"{counted(count, 'event')} of {options.describe(app, user, session)}"
-            )
-            plan = f"This redacts {redacted} in {address.location}, for ever."
-            options.require_confirmation(plan, is_agreed=False)
-        if not dry_run:
+        if count and options.asks():
+            whose = options.describe(app, user, session)
+            plan = f"This redacts {counted(count, 'event')} of {whose}"
+            options.confirm(f"{plan} in {address.location}, for ever.")
+        is_dry = terminal.shared_options().dry_run
+        if not is_dry:
             count = await service.redact_events(
                 **key.id, event_ids=event_ids or None, invocation_id=invocation, **how
             )
     if copies := everywhere.events - found.events:
         terminal.warn(f"Copies in forks: {counted(copies, 'event')}. See --forks.")
-    done = "Would redact" if dry_run else "Redacted"
     terminal.show_result(
         {"events": count, "state_keys": found.state_keys},
-        f"{done} {counted(count, 'event')}.",
+        f"{options.did('redact')} {counted(count, 'event')}.",
     )
     if found.state_keys and not terminal.shared_options().json:
         names = ", ".join(map(printable, found.state_keys))
-        is_done = how["state"] and not dry_run
+        is_done = how["state"] and not is_dry
         where = "Replaced in state" if is_done else "State has values of them"
         terminal.print_remark(
             f"{where}: {names}." + ("" if how["state"] else " See --state.")
@@ -267,18 +242,15 @@ async def _trim_sessions(
 
 @click.command()
 @options.uri_argument
-@click.option("--app", help="Only this app.")
-@click.option(
-    "--idle-for",
-    type=options.parse_duration,
-    metavar="DURATION",
-    help="Remove sessions without an event for this long: 7200s, 12h, 90d.",
+@options.option("--app TEXT", "Only this app.")
+@options.option(
+    "--idle-for DURATION",
+    "Remove sessions without an event for this long: 7200s, 12h, 90d.",
 )
-@click.option(
-    "--created-before",
+@options.option(
+    "--created-before TIME",
+    "Remove sessions created before this ISO 8601 time.",
     type=options.parse_past_time,
-    metavar="TIME",
-    help="Remove sessions created before this ISO 8601 time.",
 )
 @options.removal_options
 @options.with_address
@@ -287,9 +259,6 @@ async def prune(
     app: str | None,
     idle_for: float | None,
     created_before: float | None,
-    *,
-    is_agreed: bool,
-    dry_run: bool,
 ) -> None:
     """Removes sessions that have expired, with their events.
 
@@ -314,11 +283,10 @@ async def prune(
     async with address.open_service() as service:
         pruned = await service.prune(dry_run=True, **wanted)
         # An expired session is gone already for everybody who might be asked.
-        asks = {idle_for, created_before} != {None} and not dry_run
-        if asks and pruned.sessions and options.needs_confirmation(is_agreed=is_agreed):
+        if {idle_for, created_before} != {None} and pruned.sessions and options.asks():
             plan = f"This removes {_counts_text(pruned)} in {address.location}"
-            options.require_confirmation(f"{plan}, for ever.", is_agreed=False)
-        if not dry_run:
+            options.confirm(f"{plan}, for ever.")
+        if not terminal.shared_options().dry_run:
             total = pruned.sessions + pruned.events
             pruned = replace(pruned, sessions=0, events=0)
 
@@ -334,10 +302,10 @@ async def prune(
                 terminal.progress("Pruning", total, what="document") as advance,
             ):
                 pruned = await service.prune(note, **wanted)
-    would = "Would remove" if dry_run else "Removed"
     sessions = counted(pruned.sessions, "session")
     counts = f"{sessions} and {counted(pruned.events, 'event')}"
-    terminal.show_result(asdict(pruned), f"{would} {counts} in {address.location}.")
+    done = f"{options.did('remove')} {counts} in {address.location}."
+    terminal.show_result(pruned, done)
 
 
 @click.command()
@@ -347,13 +315,7 @@ async def prune(
 @options.removal_options
 @options.with_address
 async def erase(
-    address: options.ServiceAddress,
-    app: str,
-    user: str | None,
-    session: str | None,
-    *,
-    is_agreed: bool,
-    dry_run: bool,
+    address: options.ServiceAddress, app: str, user: str | None, session: str | None
 ) -> None:
     """Erases an app, a user of it, or a session.
 
@@ -373,19 +335,28 @@ async def erase(
     """
     ids = tuple(each for each in (app, user, session) if each is not None)
     async with address.open_service() as service:
-        erased = await admin.stored_contents.count_erasable(service, *ids)
+        found = await admin.stored_contents.count_erasable(service, *ids)
         what = f"{options.describe(*ids)} in {address.location}"
-        if erased is not None and user is not None and session is not None:
+        if found is not None and user is not None and session is not None:
             what += await _other_versions(service, app, user, session)
-        if dry_run:
-            erased = erased or admin.stored_contents.NOTHING
-            terminal.print_remark(
-                f"Would erase {_counts_text(erased) or 'nothing'}: {what}."
-            )
+        erased = found or admin.stored_contents.NOTHING
+        if terminal.shared_options().dry_run:
+            counts = _counts_text(erased) or "nothing"
+            terminal.print_remark(f"Would erase {counts}: {what}.")
         else:
-            erased = await _erase_found(service, ids, erased, what, is_agreed=is_agreed)
+            if counts := _counts_text(erased):
+                plan = f"This erases {what}, for ever: {counts}."
+                options.confirm(plan)
+                if terminal.shared_options().yes:
+                    terminal.print_remark(plan)
+            if found is not None:
+                with options.noting_interruption(lambda: "a part may be erased"):
+                    erased = await admin.stored_contents.erase(service, *ids) or found
+            # Of an app or user nothing may be found, and a crash have left something.
+            is_rest = found is not None and session is not None
+            _print_erased(_counts_text(erased), what, is_rest=is_rest)
     if terminal.shared_options().json:
-        terminal.show_json(asdict(erased))
+        terminal.show_json(erased)
 
 
 async def _other_versions(
@@ -400,33 +371,13 @@ async def _other_versions(
     return ""
 
 
-async def _erase_found(
-    service: MongoSessionService,
-    ids: tuple[str, ...],
-    found: Erased | None,
-    what: str,
-    *,
-    is_agreed: bool,
-) -> Erased:
-    from mongo_session_service.model.records import SessionKey
-
-    erased = admin.stored_contents.NOTHING
-    if counts := _counts_text(found or erased):
-        plan = f"This erases {what}, for ever: {counts}."
-        options.require_confirmation(plan, is_agreed=is_agreed)
-        if is_agreed:
-            terminal.print_remark(plan)
-    if found is not None:
-        with options.noting_interruption(lambda: "a part may be erased"):
-            erased = await admin.stored_contents.erase(service, *ids) or found
-    # An app or user is looked through anyway, for what a crash has left of it.
-    if gone := _counts_text(erased):
-        terminal.print_remark(f"Erased {gone}.")
-    elif found is None or len(ids) < len(SessionKey._fields):
-        terminal.warn(f"Nothing was stored about {what}.")
-    else:
+def _print_erased(counts: str, what: str, *, is_rest: bool) -> None:
+    if counts:
+        terminal.print_remark(f"Erased {counts}.")
+    elif is_rest:
         terminal.print_remark(f"Erased what an interrupted erasure had left of {what}.")
-    return erased
+    else:
+        terminal.warn(f"Nothing was stored about {what}.")
 
 
 def _counts_text(removed: Erased | Pruned) -> str:

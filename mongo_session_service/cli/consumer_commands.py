@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -57,16 +56,15 @@ async def consumers(address: options.ServiceAddress) -> None:
     """
     async with address.open_service() as service:
         found = await service.consumers()
-    if terminal.shared_options().json:
-        for each in found:
-            terminal.show_json(asdict(each))
-    elif found:
-        terminal.print_remark(f"Consumers of {address.location}:")
-        terminal.show(terminal.table([consumer_row(each) for each in found]))
-        for line in (line for each in found for line in advice(each)):
+    terminal.show_rows(
+        found,
+        consumer_row,
+        f"Consumers of {address.location}:",
+        f"No consumer has read from {address.location}.",
+    )
+    for each in found if not terminal.shared_options().json else ():
+        for line in advice(each):
             terminal.warn(line)
-    else:
-        terminal.print_remark(f"No consumer has read from {address.location}.")
 
 
 def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
@@ -120,17 +118,14 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
 
 
 _handler_options: Final = options.combine_decorators(
-    click.option(
-        "--handler",
-        type=options.parse_function,
+    options.option(
+        "--handler MODULE:FUNCTION",
+        "Called with each change, as by run(); sought in this directory as well.",
         required=True,
-        metavar="MODULE:FUNCTION",
-        help="Called with each change, as by run(); sought in this directory as well.",
     ),
-    click.option(
+    options.option(
         "--transactional",
-        is_flag=True,
-        help="Call it with a transaction, as run(transactional=True) does.",
+        "Call it with a transaction, as run(transactional=True) does.",
     ),
 )
 
@@ -138,27 +133,22 @@ _handler_options: Final = options.combine_decorators(
 @consumers.command()
 @click.argument("name")
 @_handler_options
-@click.option(
-    "--concurrency",
+@options.option(
+    "--concurrency N",
+    "Changes of so many sessions are handled at once.",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
-    metavar="N",
-    help="Changes of so many sessions are handled at once.",
 )
-@click.option(
-    "--max-attempts",
+@options.option(
+    "--max-attempts N",
+    "Called so often at most with a change on which it fails.",
     type=click.IntRange(1),
     default=13,
-    show_default=True,
-    metavar="N",
-    help="Called so often at most with a change on which it fails.",
 )
-@click.option("--app", help="Only this app.")
-@click.option(
+@options.option("--app TEXT", "Only this app.")
+@options.option(
     "--until-caught-up",
-    is_flag=True,
-    help="End when what was committed before is handled, for cron jobs.",
+    "End when what was committed before is handled, for cron jobs.",
 )
 @options.with_address
 async def run(
@@ -239,9 +229,7 @@ def _close_at_signal(consumer: Consumer) -> None:
 @click.argument("name")
 @options.removal_options
 @options.with_address
-async def remove(
-    address: options.ServiceAddress, name: str, *, is_agreed: bool, dry_run: bool
-) -> None:
+async def remove(address: options.ServiceAddress, name: str) -> None:
     """Removes a consumer that nobody runs: its checkpoint and its dead letters.
 
     It shows what goes, and asks; --yes answers for scripts. Run again, the name begins
@@ -257,24 +245,21 @@ async def remove(
         what = (
             f"the checkpoint and {letters} of {printable(name)} in {address.location}"
         )
-        if not dry_run:
-            options.require_confirmation(f"This removes {what}.", is_agreed=is_agreed)
+        options.confirm(f"This removes {what}.")
+        if not terminal.shared_options().dry_run:
             await admin.positions.remove_consumer(service, status)
     terminal.show_result(
         {"name": name, "dead_letters": status.dead_letters},
-        f"{'Would remove' if dry_run else 'Removed'} {what}.",
+        f"{options.did('remove')} {what}.",
     )
 
 
 @consumers.command()
 @click.argument("name")
-@click.option(
-    "--to",
-    type=options.parse_start,
+@options.option(
+    "--to now|beginning|TIME",
+    "Where it reads on; TIME is ISO 8601, and as recent as MongoDB's oplog.",
     default="now",
-    show_default=True,
-    metavar="now|beginning|TIME",
-    help="Where it reads on; TIME is ISO 8601, and as recent as MongoDB's oplog.",
 )
 @options.removal_options
 @options.with_address
@@ -282,9 +267,6 @@ async def reset(
     address: options.ServiceAddress,
     name: str,
     to: Literal["now", "beginning"] | float,
-    *,
-    is_agreed: bool,
-    dry_run: bool,
 ) -> None:
     """Sets where a consumer that nobody runs reads on.
 
@@ -310,12 +292,12 @@ async def reset(
             behind = duration_text(status.lag_seconds)
             effect = f"reads nothing again, and skips the last {behind}"
         what = f"{printable(name)} in {address.location} {effect}"
-        if not dry_run:
-            options.require_confirmation(f"Then {what}.", is_agreed=is_agreed)
+        options.confirm(f"Then {what}.")
+        if not terminal.shared_options().dry_run:
             await admin.positions.reset_consumer(service, status, position)
     terminal.show_result(
         {"name": name, "to": start, "events": events},
-        f"{'Then' if dry_run else 'From now on'} {what}.",
+        f"{'Then' if terminal.shared_options().dry_run else 'From now on'} {what}.",
     )
 
 

@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 @click.command()
 @options.uri_argument
 @options.key_options
-@click.option(
-    "--after-revision",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Begin with the session's events after this revision, however old.",
+@options.option(
+    "--after-revision N",
+    "Begin with the session's events after this revision, however old.",
 )
 @options.as_json
 @options.with_address
@@ -75,10 +73,9 @@ async def watch(
     show_default=True,
     help="Port to listen on; 0 for any free port.",
 )
-@click.option(
+@options.option(
     "--no-open",
-    is_flag=True,
-    help="Do not open a browser: other users can see the URL in its command line.",
+    "Do not open a browser: other users can see the URL in its command line.",
 )
 @options.with_address
 async def live(

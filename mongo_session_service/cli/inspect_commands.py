@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mongo_session_service.model.metadata import Details
     from mongo_session_service.model.results import SessionSummary, TurnInfo
     from mongo_session_service.service import MongoSessionService
+    from mongo_session_service.sessions.search import AppCount
 
 _PAGE: Final = 1000
 """Sessions read at once."""
@@ -56,27 +57,21 @@ _LONG: Final = 500
 
 @click.command()
 @options.uri_argument
-@click.option("--app", help="Only this app.")
-@click.option("--user", help="Only this user.")
-@options.title
-@click.option(
-    "--title-contains",
-    metavar="TEXT",
-    help="Only those with this in their title, in capitals or not.",
+@options.option("--app TEXT", "Only this app.")
+@options.option("--user TEXT", "Only this user.")
+@options.details["title"]
+@options.option(
+    "--title-contains TEXT", "Only those with this in their title, in capitals or not."
 )
-@options.labels
-@click.option(
-    "--where",
-    type=options.parse_condition,
+@options.details["labels"]
+@options.option(
+    "--where KEY=JSON",
+    "Only those whose own state has this value; repeatable.",
     multiple=True,
-    metavar="KEY=JSON",
-    help="Only those whose own state has this value; repeatable.",
 )
-@click.option("--waiting", is_flag=True, help="Only those that wait for a person.")
-@click.option(
-    "--running",
-    is_flag=True,
-    help="Only those whose turn runs, in any process, or is abandoned.",
+@options.option("--waiting", "Only those that wait for a person.")
+@options.option(
+    "--running", "Only those whose turn runs, in any process, or is abandoned."
 )
 @click.option(
     "--order",
@@ -84,17 +79,8 @@ _LONG: Final = 500
     type=click.Choice(["create_time", "update_time"]),
     help="By default create_time. update_time needs --user.",
 )
-@click.option(
-    "--oldest-first", is_flag=True, help="Begin with the oldest, not the newest."
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=50,
-    show_default=True,
-    metavar="N",
-    help="How many at most; 0 for all.",
-)
+@options.option("--oldest-first", "Begin with the oldest, not the newest.")
+@options.option("--limit N", "How many at most; 0 for all.", default=50)
 @options.as_json
 @options.with_address
 async def sessions(
@@ -171,25 +157,21 @@ async def iter_sessions(
 async def _show_apps(
     address: options.ServiceAddress, service: MongoSessionService, user: str | None
 ) -> None:
-    found = await admin.stored_contents.count_apps(service, user)
-    if terminal.shared_options().json:
-        for each in found:
-            terminal.show_json(each._asdict())
-        return
     whose = "" if user is None else f" of user {printable(user)}"
-    if not found:
-        terminal.print_remark(f"There are no apps{whose} in {address.location}.")
-        return
-    terminal.print_remark(f"Apps{whose} in {address.location}:")
-    rows = [
-        {
-            "APP": styled(each.app_name, "bold"),
-            "USERS": styled(f"{each.users:,}"),
-            "SESSIONS": styled(f"{each.sessions:,}"),
-        }
-        for each in found
-    ]
-    terminal.show(terminal.table(rows))
+    terminal.show_rows(
+        await admin.stored_contents.count_apps(service, user),
+        _app_row,
+        f"Apps{whose} in {address.location}:",
+        f"There are no apps{whose} in {address.location}.",
+    )
+
+
+def _app_row(app: AppCount) -> dict[str, Text]:
+    return {
+        "APP": styled(app.app_name, "bold"),
+        "USERS": styled(f"{app.users:,}"),
+        "SESSIONS": styled(f"{app.sessions:,}"),
+    }
 
 
 async def _show_running(
@@ -199,15 +181,12 @@ async def _show_running(
     user: str | None,
 ) -> None:
     options.check_key(app, user)
-    found = await service.find_turns(app_name=app, user_id=user)
-    if terminal.shared_options().json:
-        for each in found:
-            terminal.show_public_json(each._asdict())
-    elif found:
-        terminal.print_remark(f"Running turns in {address.location}:")
-        terminal.show(terminal.table([_turn_row(each) for each in found]))
-    else:
-        terminal.print_remark(f"No turn is running in {address.location}.")
+    terminal.show_rows(
+        await service.find_turns(app_name=app, user_id=user),
+        _turn_row,
+        f"Running turns in {address.location}:",
+        f"No turn is running in {address.location}.",
+    )
 
 
 def _turn_row(turn: TurnInfo) -> dict[str, Text]:
@@ -229,8 +208,6 @@ async def _show_sessions(
     wanted: dict[str, Any],
     limit: int,
 ) -> None:
-    from mongo_session_service.model.results import summary_fields
-
     is_json = terminal.shared_options().json
     rows, count = [], 0
     async for each in iter_sessions(service, wanted, limit):
@@ -238,7 +215,7 @@ async def _show_sessions(
         if limit and count > limit:
             break
         if is_json:
-            terminal.show_json(summary_fields(each))
+            terminal.show_json(each)
         else:
             rows.append(_session_row(each))
     app = printable(wanted["app_name"])
@@ -287,7 +264,7 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
 
 @click.command(short_help="Shows what the collections take on disk.")
 @options.uri_argument
-@click.option("--app", help="Only this app.")
+@options.option("--app TEXT", "Only this app.")
 @options.as_json
 @options.with_address
 async def storage(address: options.ServiceAddress, app: str | None) -> None:
@@ -302,14 +279,10 @@ async def storage(address: options.ServiceAddress, app: str | None) -> None:
       mongo-session-service storage --app my_app
     """
     async with address.open_service() as service:
-        collections = await admin.sizes.measure(service, app)
-    if terminal.shared_options().json:
-        for each in collections:
-            terminal.show_json(each._asdict())
-    elif collections:
-        terminal.show(terminal.table([*map(_size_row, collections)]))
-    else:
-        terminal.print_remark(f"Nothing is stored in {address.location}.")
+        sizes = await admin.sizes.measure(service, app)
+    terminal.show_rows(
+        sizes, _size_row, "", f"Nothing is stored in {address.location}."
+    )
 
 
 def _size_row(size: CollectionSize) -> dict[str, Text]:
@@ -330,12 +303,7 @@ def size_text(size: float) -> str:
 
 @click.command()
 @options.session_arguments
-@click.option(
-    "--events",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Only the latest N events; 0 for none. All by default.",
-)
+@options.option("--events N", "Only the latest N events; 0 for none. All by default.")
 @options.as_json
 @options.with_address
 async def show(
@@ -356,7 +324,6 @@ async def show(
       mongo-session-service show my_app ada 5f0c --events 20
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
     """
-    from mongo_session_service.model.results import summary_fields
     from mongo_session_service.service import backends_of
     from mongo_session_service.turns.turn import find_last_turn
 
@@ -368,7 +335,7 @@ async def show(
             after = max(after, summary.revision - events)
         log = admin.stored_contents.iter_stored_events(service, summary, after)
         if terminal.shared_options().json:
-            terminal.show_public_json(summary_fields(summary))
+            terminal.show_public_json(summary)
             async for each in log:
                 terminal.show_public_json(_event_fields(each))
             return

@@ -170,6 +170,33 @@ def combine_decorators(
     return apply
 
 
+TYPES: Final[dict[str, Any]] = {
+    "N": click.IntRange(min=0),
+    "DURATION": parse_duration,
+    "TIME": parse_time,
+    "now|beginning|TIME": parse_start,
+    "KEY=JSON": parse_condition,
+    "NAME=VALUE": parse_label,
+    "MODULE:FUNCTION": parse_function,
+}
+"""How a value is parsed, by its name in the help; any other is a text."""
+
+
+def option(
+    declared: str, text: str, *name: str, **more: Any
+) -> Callable[[Command], Command]:
+    """Declare an option: ``--limit N`` takes a number, ``--dry-run`` nothing.
+
+    A ``name`` is that of its parameter, unless it is the option's own.
+    """
+    *spellings, value = declared.split()
+    if value.startswith("-"):
+        return click.option(*spellings, value, *name, is_flag=True, help=text, **more)
+    how = {"type": TYPES.get(value, str), "metavar": value, **more}
+    shows = "default" in more
+    return click.option(*spellings, *name, help=text, show_default=shows, **how)
+
+
 def _store_option(
     context: click.Context, parameter: click.Parameter, value: Any
 ) -> None:
@@ -213,41 +240,30 @@ def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> No
     context.call_on_close(lambda: library.removeHandler(handler))
 
 
-_kept_option: Final = functools.partial(
-    click.option, expose_value=False, callback=_store_option
-)
-as_json: Final = _kept_option(
-    "--json", is_flag=True, help="Print JSON, one object per line."
-)
+_kept: Final[dict[str, Any]] = {"expose_value": False, "callback": _store_option}
+as_json: Final = option("--json", "Print JSON, one object per line.", **_kept)
 uri_argument: Final = click.argument(
     "address", metavar="[URI]", required=False, expose_value=False, callback=_store_uri
 )
-dry_run: Final = click.option(
-    "--dry-run", is_flag=True, help="Only show what would be done."
-)
+_DRY_RUN: Final = ("--dry-run", "Only show what would be done.")
+dry_run: Final = option(*_DRY_RUN)
 removal_options: Final = combine_decorators(
-    click.option("--yes", "is_agreed", is_flag=True, help="Do it without asking."),
-    dry_run,
+    option("--yes", "Do it without asking.", **_kept),
+    option(*_DRY_RUN, **_kept),
     as_json,
 )
+"""Options of a command that asks before it acts; see :func:`confirm`."""
+
 verbosity_options: Final = combine_decorators(
-    click.option(
-        "-v",
-        "--verbose",
-        is_flag=True,
+    option(
+        "-v --verbose",
+        "Show details, and what the library logs.",
         expose_value=False,
         callback=_show_log,
-        help="Show details, and what the library logs.",
     ),
-    _kept_option(
-        "-q", "--quiet", is_flag=True, help="Show only results, warnings and errors."
-    ),
-    _kept_option(
-        "--debug",
-        is_flag=True,
-        is_eager=True,  # before a function that an argument names is loaded
-        help="Show the traceback of a failure.",
-    ),
+    option("-q --quiet", "Show only results, warnings and errors.", **_kept),
+    # Eager: before a function that an argument names is loaded.
+    option("--debug", "Show the traceback of a failure.", is_eager=True, **_kept),
 )
 
 address_options: Final = combine_decorators(
@@ -260,8 +276,8 @@ address_options: Final = combine_decorators(
         help="MongoDB's URI. MONGODB_URI is safer, or MONGODB_PASSWORD beside it: other"
         " users of this machine can read a command line, and so the password.",
     ),
-    _kept_option("--database", help="By default the one in the URI, or else adk."),
-    _kept_option("--prefix", help="Prefix of the collections' names."),
+    option("--database TEXT", "By default the one in the URI, or else adk.", **_kept),
+    option("--prefix TEXT", "Prefix of the collections' names.", **_kept),
     verbosity_options,
 )
 """Options for the :class:`ServiceAddress`, and for how much is printed."""
@@ -392,14 +408,16 @@ def with_password(url: str, password: str | None) -> str:
     return f"{parts[1]}{parts[2]}:{quote(password, safe='')}@{parts[3]}"
 
 
-def needs_confirmation(*, is_agreed: bool) -> bool:
-    """Return True if there is a terminal to ask at, and no ``--yes``."""
-    return sys.stdin.isatty() and not is_agreed
+def asks() -> bool:
+    """Whether somebody can be asked, and has not agreed beforehand."""
+    given = shared_options()
+    return sys.stdin.isatty() and not (given.yes or given.dry_run)
 
 
-def require_confirmation(plan: str, *, is_agreed: bool) -> None:
+def confirm(plan: str) -> None:
     """Print what will be done, and ask to confirm it, unless ``--yes`` was given."""
-    if is_agreed:
+    given = shared_options()
+    if given.yes or given.dry_run:
         return
     terminal.warn(plan)
     if not sys.stdin.isatty():
@@ -415,18 +433,19 @@ def require_confirmation(plan: str, *, is_agreed: bool) -> None:
         raise click.ClickException("Nothing was done.")
 
 
+def did(verb: str) -> str:
+    """Say that a command has done something, or would without ``--dry-run``."""
+    if shared_options().dry_run:
+        return f"Would {verb}"
+    return f"{verb.removesuffix('e')}ed".capitalize()
+
+
 selection_options: Final = combine_decorators(
-    click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
-    click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
-    click.option(
-        "--session", "sessions", multiple=True, help="Only this session; repeatable."
+    *(
+        option(f"--{it} TEXT", f"Only this {it}; repeatable.", f"{it}s", multiple=True)
+        for it in ("app", "user", "session")
     ),
-    click.option(
-        "--since",
-        type=parse_time,
-        metavar="TIME",
-        help="Only sessions updated since this ISO 8601 time.",
-    ),
+    option("--since TIME", "Only sessions updated since this ISO 8601 time."),
 )
 """Options that choose what is moved, compared or exported; see :func:`selection`."""
 
@@ -440,10 +459,7 @@ def selection(options: dict[str, Any]) -> Selection:
 
 
 key_options: Final = combine_decorators(
-    *(
-        click.option(f"--{part}", help=f"Only this {part}.")
-        for part in ("app", "user", "session")
-    )
+    *(option(f"--{it} TEXT", f"Only this {it}.") for it in ("app", "user", "session"))
 )
 """Options that choose what is followed; see :func:`check_key`."""
 
@@ -473,15 +489,25 @@ def describe(*parts: str | None) -> str:
             return f"session {'/'.join(shown)}"
 
 
-title: Final = click.option("--title", help="The session's title.")
-labels: Final = click.option(
-    "--label",
-    "labels",
-    type=parse_label,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the session; repeatable.",
-)
+details: Final = {
+    "title": option("--title TEXT", "The session's title."),
+    "labels": option(
+        "--label NAME=VALUE",
+        "A label of the session; repeatable.",
+        "labels",
+        multiple=True,
+    ),
+    "ttl": option(
+        "--ttl DURATION",
+        "Time to live, from now on and again after each event: 7200s, 12h, 7d.",
+    ),
+    "expire_time": option(
+        "--expire-time TIME",
+        "When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
+        type=parse_future_time,
+    ),
+}
+"""The options for what people note of a session, by the fields of ``Details``."""
 
 
 def database_and_prefix() -> tuple[str, str]:

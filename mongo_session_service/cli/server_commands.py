@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -103,7 +102,7 @@ async def doctor(address: options.ServiceAddress) -> bool:
         async for finding in examine(service):
             found.append(finding)
             if is_json:
-                terminal.show_json(asdict(finding))
+                terminal.show_json(finding)
             else:
                 terminal.show(_finding_row(finding))
         if not is_json:
@@ -174,11 +173,10 @@ def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
     multiple=True,
     help="Only what this feature needs; repeatable.",
 )
-@click.option(
-    "--role",
+@options.option(
+    "--role NAME",
+    "The role's name; by default mongo_session_service_DATABASE.",
     "name",
-    metavar="NAME",
-    help="The role's name; by default mongo_session_service_DATABASE.",
 )
 @options.as_json
 @options.address_options

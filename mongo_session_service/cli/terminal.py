@@ -9,8 +9,9 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod, RenderableType
     from rich.table import Table
     from rich.text import Text
+
+Model = TypeVar("Model")
 
 # Beside control characters: what reorders or breaks lines, and halves of characters.
 _UNSAFE: Final = {"Cc", "Cs", "Zl", "Zp", "Cf"}
@@ -118,23 +121,58 @@ def show_indented(text: str, style: str = "") -> None:
             console.print(Text(_INDENT).append_text(piece), no_wrap=True)
 
 
-def show_json(fields: dict[str, Any]) -> None:
-    click.echo(json_line(json.dumps(fields, ensure_ascii=False)))
+def json_fields(model: Any) -> dict[str, Any]:
+    """Return a result's fields, as JSON has them."""
+    from mongo_session_service.model.results import SessionSummary, summary_fields
+
+    if isinstance(model, SessionSummary):
+        return summary_fields(model)
+    if isinstance(model, dict):
+        return model
+    is_named = hasattr(model, "_asdict")
+    return model._asdict() if is_named else asdict(model)
 
 
-def show_public_json(fields: dict[str, Any]) -> None:
+def show_json(model: Any) -> None:
+    fields = json_fields(model)
+    text = json.dumps(fields, ensure_ascii=False, default=datetime.isoformat)
+    click.echo(json_line(text))
+
+
+def show_public_json(model: Any) -> None:
     """Print the public view of events, states and plain values as a line of JSON."""
     from mongo_session_service.codec.public_view import json_text
 
-    click.echo(json_line(json_text(fields)))
+    click.echo(json_line(json_text(json_fields(model))))
 
 
-def show_result(fields: dict[str, Any], remark: str) -> None:
+def show_result(model: Any, remark: str) -> None:
     """Print what a command has done: with ``--json`` as JSON, else as a remark."""
     if shared_options().json:
-        show_json(fields)
+        show_json(model)
     else:
         print_remark(remark)
+
+
+def show_rows(
+    found: Sequence[Model],
+    row: Callable[[Model], dict[str, Text]],
+    heading: str,
+    nothing: str,
+) -> None:
+    """Print results: with ``--json`` a line of JSON each, else a row of a table each.
+
+    The remarks are what stands above them, and what is printed if there are none.
+    """
+    if shared_options().json:
+        for each in found:
+            show_json(each)
+    elif found:
+        if heading:
+            print_remark(heading)
+        show(table([row(each) for each in found]))
+    else:
+        print_remark(nothing)
 
 
 def print_remark(text: str) -> None:
@@ -157,6 +195,8 @@ class SharedOptions:
     quiet: bool = False
     verbose: bool = False
     debug: bool = False
+    yes: bool = False
+    dry_run: bool = False
     uri: str | None = None
     database: str | None = None
     prefix: str = ""

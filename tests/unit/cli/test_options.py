@@ -14,8 +14,9 @@ from support.cli_runner import call
 
 from mongo_session_service import __version__
 from mongo_session_service.cli import main
-from mongo_session_service.cli.options import verbosity_options
+from mongo_session_service.cli.options import details, verbosity_options
 from mongo_session_service.cli.terminal import print_remark, shared_options, warn
+from mongo_session_service.model.metadata import Details
 
 
 def commands(
@@ -136,3 +137,11 @@ def test_a_source_without_its_kind_is_refused_with_the_kinds(group: str) -> None
         in done.stderr
     )
     assert f" {group} sqlite old.db`." in done.stderr
+
+
+def test_each_detail_can_be_set() -> None:
+    """What people note of a session is an option of ``set``, by the same name."""
+    taken = {str(each.name) for each in COMMANDS["set"].params}
+
+    assert tuple(details) == tuple(Details.model_fields)
+    assert Details.model_fields.keys() <= taken
