@@ -177,7 +177,8 @@ class Backends:
         elif backend.storage.host is not None:
             backend.calls_as_guest += 1
             if stays or backend.calls_as_guest > _CLIENT_PRICE:
-                backend.storage.connect(self._open_client(loop, backend.closers))
+                backend.storage.connect(self._open_client(loop))
+                backend.closers.insert(0, self._closing(backend.storage))
         async with backend.setup_lock:
             if stage is Stage.SET_UP and not self._is_set_up:
                 await self._set_up(backend.storage, builds=False)
@@ -213,28 +214,26 @@ class Backends:
         except MongoSessionServiceError as error:  # nobody awaits this
             logger.warning("Indexes are missing. %s", error)
 
-    def _open_client(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        closers: list[Callable[[], Awaitable[None]]],
-    ) -> Any:
-        """Return a client for a loop, and have it closed if it is the service's."""
+    def _open_client(self, loop: asyncio.AbstractEventLoop) -> Any:
         if self._uri is not None:
-            client = open_client(self._uri)
-            closers.insert(0, client.close)
-            return client
+            return open_client(self._uri)
         if belongs_to_loop(self._client):
             if self._loop_of_client not in (None, loop):
                 raise ConfigurationError(FOREIGN_LOOP)
             self._loop_of_client = loop
         return self._client
 
+    def _closing(self, storage: Storage) -> Callable[[], Awaitable[None]]:
+        """What closes a client, or of a borrowed one what was opened in it."""
+        borrowed = self._uri is None
+        return storage.client_sessions.end_all if borrowed else storage.close_client
+
     def _open_backend(self, loop: asyncio.AbstractEventLoop, *, stays: bool) -> Backend:
         closers: list[Callable[[], Awaitable[None]]] = []
         with self._lock:
             forget_closed_loops(self.opened)
             if stays:
-                host, client = None, self._open_client(loop, closers)
+                host, client = None, self._open_client(loop)
             else:
                 there = thread_loop()
                 opened = self.opened.get(there)
@@ -252,6 +251,8 @@ class Backends:
                 host=host,
             )
             storage.has_event_index = EVENT_ONCE.name not in self._missing
+            if stays:
+                closers.append(self._closing(storage))
             reads = SessionReads(storage, self._read_cache)
             writer = Writer(
                 storage, partial(commit_batch, storage), partial(judge, storage)
@@ -333,9 +334,6 @@ async def _finish_and_close(entry: Backend) -> None:
     """Finish what is under way, which needs the client; then close all."""
     await entry.sweep.stop()
     await entry.writer.finish_writes()
-    if entry.storage.host is None:
-        await entry.storage.wait_for_guests()
-        await entry.storage.client_sessions.end_all()
     await _close_all(entry.closers)
 
 

@@ -11,8 +11,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -129,6 +129,44 @@ ABORT_SECONDS: Final = 2.0
 """Seconds for the server to end what was given up."""
 
 
+class SessionsInUse:
+    """The client sessions in which something of a client is open on the server.
+
+    When a client is closed, these end some minutes later: until then a cursor stays
+    open, and a transaction keeps its locks.
+    """
+
+    def __init__(self) -> None:
+        self._used: list[tuple[Document, Any]] = []
+        self._is_closing = False
+
+    @contextmanager
+    def using(self, session: Any) -> Iterator[None]:
+        """Count a client session among them as long as the context is open."""
+        self.check_open()
+        entry = session.session_id, session
+        self._used.append(entry)
+        try:
+            yield
+        finally:
+            self._used.remove(entry)
+
+    def check_open(self) -> None:
+        """Refuse to begin anything in a client that is being closed."""
+        if self._is_closing:
+            raise ConfigurationError(CLOSED)
+
+    async def kill_all(self, client: Any) -> None:
+        """Kill all of them, whoever uses them, before the client is closed."""
+        self._is_closing = True
+        ids, sessions = zip(*self._used, strict=True) if self._used else ((), ())
+        for each in sessions:
+            if not each.in_transaction:  # or the driver would open its cursor again
+                await each.end_session()
+        if ids:
+            await kill_client_sessions(client, [*ids])
+
+
 class _PlainInt(codec_options.TypeDecoder):
     """Reads 64-bit integers as the ``int`` they were written from."""
 
@@ -171,9 +209,6 @@ class Database:
         self.has_transactions = transactions
         self.has_event_index = True
         self._name = database
-        self._serving = set[asyncio.Task[Any]]()
-        """What guests do with the client now."""
-        self._is_closing = False
         self.connect(client, host)
 
     def connect(self, client: Any, host: Self | None = None) -> None:
@@ -185,6 +220,7 @@ class Database:
         self.client, self.host = client, host
         self.driver = Driver.detect(client)
         self.contact = PrimaryContact(self.known_primary)
+        self.in_use: SessionsInUse = host.in_use if host else SessionsInUse()
         self.database = (
             client.get_database(self._name)
             if self.driver is Driver.MOCK
@@ -204,29 +240,9 @@ class Database:
         Whatever talks to MongoDB is called so.
         """
         if self.host is None:
+            self.in_use.check_open()
             return await work(self)
-        return await in_loop_thread(self.host.serve, work)
-
-    async def serve(self, work: Callable[[Self], Awaitable[Result]]) -> Result:
-        """Do something for a guest."""
-        task = asyncio.current_task()
-        if task and task not in self._serving:
-            if self._is_closing:
-                raise ConfigurationError(CLOSED)
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-        return await work(self)
-
-    async def wait_for_guests(self) -> None:
-        """Wait, for a while, until guests have ended what they do with the client.
-
-        A guest whose event loop has ended still closes the cursor of its stream. What
-        guests begin from now on is refused: the client would be closed in the middle of
-        a transaction, which keeps its locks for a minute.
-        """
-        self._is_closing = True
-        if self._serving:
-            await asyncio.wait(list(self._serving), timeout=ABORT_SECONDS)
+        return await in_loop_thread(self.host.with_client, work)
 
     async def repeat(
         self,
@@ -310,6 +326,14 @@ class Database:
         starting = self.client.start_session(**options)
         return await starting if self.driver is Driver.MOTOR else starting
 
+    @asynccontextmanager
+    async def client_session(self, lent: Any = None) -> AsyncIterator[Any]:
+        """Use a new client session, or one that is ``lent``, which stays."""
+        using = nullcontext(lent) if lent else await self.start_session()
+        async with using as session:
+            with self.in_use.using(session):
+                yield session
+
     def known_primary(self) -> object:
         """Return the primary and its term, as far as the client knows them."""
         return self.driver.known_primary(self.client)
@@ -324,7 +348,7 @@ class Database:
             yield None
             return
         primary = self.known_primary()
-        async with await self.start_session() as session:
+        async with self.client_session() as session:
             yield session
             self.latest.advance(session.operation_time, primary)
 
@@ -334,7 +358,7 @@ class Database:
         if self.is_mock:
             yield None
             return
-        async with await self.start_session() as session:
+        async with self.client_session() as session:
             try:
                 yield session
             except asyncio.CancelledError:

@@ -47,6 +47,7 @@ _REPEAT_PAUSES: Final = (0.01, 0.05, 0.2)
 
 _FIRST_RETRY_PAUSE: Final = 0.02  # seconds
 _LONGEST_RETRY_PAUSE: Final = 2.0  # seconds
+_IS_CLOSED: Final = re.compile("after close|ended session")
 _FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
 
 FOREIGN_LOOP: Final = (
@@ -415,7 +416,7 @@ def translate_error(
     if isinstance(error, driver.ConfigurationError):
         is_dns = type(error.__cause__).__module__.startswith("dns.")
         return errors.ConfigurationError(_NO_SRV if is_dns else _REFUSED_SETTINGS)
-    if isinstance(error, driver.InvalidOperation) and "after close" in str(error):
+    if isinstance(error, driver.InvalidOperation) and _IS_CLOSED.search(str(error)):
         return errors.ConfigurationError(CLOSED)
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
 

@@ -172,6 +172,12 @@ class Storage(Database):
         own = ClientSessions(self, _KEPT_CLIENT_SESSIONS)
         self.client_sessions = host.client_sessions if host else own
 
+    async def close_client(self) -> None:
+        """Close the client, and leave nothing of it open on the server."""
+        await self.in_use.kill_all(self.client)
+        await self.client_sessions.end_all()
+        await self.client.close()
+
     async def client_session_ids(self) -> list[Document]:
         """Return the ids of the client sessions; none without transactions."""
         return await self.with_client(lambda it: it.client_sessions.ids())

@@ -88,7 +88,7 @@ async def run_committed(
     primary = database.known_primary()
     async with (
         kept.borrow() if kept else nullcontext() as lent,
-        nullcontext(lent) if lent else await database.start_session() as session,
+        database.client_session(lent) as session,
     ):
         try:
             try:
@@ -156,6 +156,7 @@ class _Attempt(Generic[Result]):
         """Whether the statements are made, so that the driver commits."""
 
     async def __call__(self, txn: Any) -> Result:
+        self._database.in_use.check_open()  # it may be the driver that tries again
         self.is_done = False
         self._count += 1
         if self._count > 1:

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.feed.feed import _LogReader
 
 LOOPS = 5
 
@@ -101,6 +103,60 @@ def test_closing_ends_the_subscriptions_of_other_loops(
         await shared.create_session(**SESSION)
         following = asyncio.create_task(asyncio.to_thread(asyncio.run, follow()))
         await asyncio.to_thread(ready.wait, PATIENCE)
+        await shared.close()
+        await following
+        await wait_for_streams(admin, database, 0)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_the_cursor_of_a_loop_at_rest(
+    shared: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """The loop runs no more, and cannot close it."""
+    loop = asyncio.new_event_loop()
+    subscription = shared.watch(APP)
+    loop.run_until_complete(subscription.__aenter__())
+    loop.run_until_complete(wait_for_streams(admin, database, 1))
+
+    asyncio.run(shared.close())
+    asyncio.run(wait_for_streams(admin, database, 0))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def test_closing_ends_the_cursor_of_a_loop_that_ends_meanwhile(
+    shared: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if its reader ends between two requests, after the client was closed."""
+    is_between, is_closed = threading.Event(), threading.Event()
+    close = AsyncMongoClient.close
+
+    async def close_and_note(client: AsyncMongoClient[Any]) -> None:
+        await close(client)
+        is_closed.set()
+
+    async def observe_too_long(*_: object) -> None:
+        is_between.set()
+        waiting = asyncio.get_running_loop().run_in_executor(None, is_closed.wait)
+        while not waiting.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([waiting])
+        raise asyncio.CancelledError
+
+    async def follow() -> None:
+        async with Follower(shared.watch(APP)) as follower:
+            await follower.ended()
+
+    async def main() -> None:
+        monkeypatch.setattr(_LogReader, "_observe", observe_too_long)
+        monkeypatch.setattr(AsyncMongoClient, "close", close_and_note)
+        await shared.create_session(**SESSION)
+        following = asyncio.create_task(asyncio.to_thread(asyncio.run, follow()))
+        await asyncio.to_thread(is_between.wait, PATIENCE)
         await shared.close()
         await following
         await wait_for_streams(admin, database, 0)

@@ -18,12 +18,14 @@ from google.adk.events import Event
 from google.adk.runners import Runner
 from google.genai import types
 from pymongo import MongoClient
-from support.failpoints import connections, victim_uri
+from support.failpoints import connections, open_transactions, victim_uri
 from support.scripted_model import ScriptedModel
 from support.subscriptions import until
 
 from mongo_session_service import ConfigurationError, MongoSessionService, backend
 from mongo_session_service.storage.loop_thread import THREAD_NAME, thread_loop
+from mongo_session_service.storage.statements import Insert
+from mongo_session_service.storage.transactions import Transaction
 
 IDS = {"app_name": "app", "user_id": "user"}
 SESSION = {**IDS, "session_id": "s"}
@@ -234,21 +236,32 @@ def test_services_that_are_closed_leave_nothing_in_the_thread(
     assert len(backend._keepers[thread_loop()]) == before  # noqa: SLF001
 
 
-def test_a_client_that_is_being_closed_begins_nothing(
-    shared: MongoSessionService,
+def test_closing_ends_a_transaction_under_way(
+    shared: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """A transaction that lost its client would keep its locks for a minute."""
+    """It would keep its locks for a minute; and nothing begins any more."""
 
-    async def ask() -> None:
+    async def write_and_close() -> None:
         storage = await shared._backends.storage()  # noqa: SLF001
-        assert storage.host is not None
-        closing = storage.host.wait_for_guests()
-        there = asyncio.run_coroutine_threadsafe(closing, thread_loop())
-        await asyncio.wrap_future(there)
-        with pytest.raises(ConfigurationError, match="was closed"):
-            await storage.latest_time()
+        is_written, is_closed = threading.Event(), asyncio.Event()
 
-    asyncio.run(ask())
+        async def write(tx: Transaction) -> None:
+            await tx.write(Insert("leases", [{"_id": "x"}]))
+            is_written.set()
+            await is_closed.wait()  # in the loop thread
+
+        await shared.setup()
+        running = asyncio.ensure_future(storage.run(write))
+        await asyncio.to_thread(is_written.wait)
+        await shared.close()
+        assert open_transactions(admin) == 0
+        thread_loop().call_soon_threadsafe(is_closed.set)
+        for call in (running, storage.latest_time()):
+            with pytest.raises(ConfigurationError, match="was closed"):
+                await call
+
+    asyncio.run(write_and_close())
+    assert admin[database].leases.find_one() is None
 
 
 PROGRAM = """
