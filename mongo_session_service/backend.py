@@ -42,6 +42,7 @@ from mongo_session_service.storage.loop_thread import is_thread_loop, thread_loo
 from mongo_session_service.storage.tasks import (
     background,
     cancel_background_tasks,
+    join,
     running_loop,
     uninterrupted,
 )
@@ -81,7 +82,8 @@ class Backend:
     stage: Stage = Stage.OPENED
     calls_as_guest: int = 0
     """How often it was used without a client of its own."""
-    setup_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    attempts: dict[Stage, asyncio.Task[None]] = field(default_factory=dict)
+    """What makes the database ready, by the stage that it is to reach."""
     _parts: dict[Any, Any] = field(default_factory=dict)
 
     def part(
@@ -111,13 +113,12 @@ class Backends:
         self._client = client
         self._settings = settings
         self._read_cache_bytes = read_cache_bytes
-        self._is_set_up = False
         self._missing: frozenset[str] = frozenset()
         self._init_process_state()
 
     def _init_process_state(self) -> None:
         """Initialise what a fork shares with nobody: lock, backends, clock, cache."""
-        self._is_checked = False
+        self._stage = Stage.OPENED
         self._build: asyncio.Task[None] | None = None
         self.pid = os.getpid()
         self._lock = threading.RLock()
@@ -179,17 +180,21 @@ class Backends:
             if stays or backend.calls_as_guest > _CLIENT_PRICE:
                 backend.storage.connect(self._open_client(loop))
                 backend.closers.insert(0, self._closing(backend.storage))
-        async with backend.setup_lock:
-            if stage is Stage.SET_UP and not self._is_set_up:
-                await self._set_up(backend.storage, builds=False)
-            elif stage is not Stage.OPENED and not self._is_checked:
-                await check(backend.storage)
-                self._is_checked = True
-        if self._is_checked:
+        if stage > self._stage:
+            await join(backend.attempts, stage, partial(self._attempt, backend, stage))
+        if self._stage >= Stage.CHECKED:
             backend.sweep.start_timer()
             if backend.storage.host is None:
-                backend.stage = Stage.SET_UP if self._is_set_up else Stage.CHECKED
+                backend.stage = self._stage
         return backend
+
+    async def _attempt(self, backend: Backend, stage: Stage) -> None:
+        """Make the database ready; callers that meet an outage wait for it together."""
+        if stage is Stage.SET_UP:
+            await self._set_up(backend.storage, builds=False)
+        else:
+            await check(backend.storage)
+            self._stage = max(self._stage, stage)
 
     def _reset_after_fork(self) -> None:
         if self.pid != os.getpid():  # the parent's sockets, loops and lock
@@ -202,7 +207,7 @@ class Backends:
 
     async def _set_up(self, storage: Storage, *, builds: bool) -> None:
         self._missing, is_to_be_built = await set_up(storage, builds=builds)
-        self._is_checked = self._is_set_up = True
+        self._stage = Stage.SET_UP
         for each in self.opened.copy().values():
             each.storage.has_event_index = EVENT_ONCE.name not in self._missing
         if is_to_be_built:

@@ -42,15 +42,22 @@ if TYPE_CHECKING:  # the command line answers without ADK, which takes a second
 
 _LONGEST_NAME: Final = 100  # characters
 _SECRETS: Final = re.compile(
-    r"(?<=:/)(/*).*(?=@)|((?:password|pwd|authmechanismproperties)=)[^&\s'\"]+",
-    re.DOTALL | re.IGNORECASE,
+    r"((?:password|pwd|authmechanismproperties)=)[^&\s'\"]+", re.IGNORECASE
 )
-"""Of URIs, the login and the options that are secret; rather too much than a part."""
+"""The options of URIs that are secret."""
 
 
 def without_passwords(text: str) -> str:
-    """Remove the passwords of URIs, which may stand where another thing was meant."""
-    return _SECRETS.sub(r"\1\2...", text)
+    """Remove the passwords of URIs, which may stand where another thing was meant.
+
+    Of a login, rather too much is removed than a part.
+    """
+    scheme, mark, rest = text.partition(":/")
+    _, at, hosts = rest.rpartition("@")
+    if mark and at:
+        slashes = rest[: len(rest) - len(rest.lstrip("/"))]
+        text = f"{scheme}{mark}{slashes}...@{hosts}"
+    return _SECRETS.sub(r"\1...", text)
 
 
 def quoted(name: str) -> str:

@@ -1578,6 +1578,7 @@ class MongoSessionService(BaseSessionService):
             InvalidInputError: neither a revision nor a predicate is given, one is
                 invalid, or the predicate is a coroutine function.
         """
+        session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
         validation.check_seconds("timeout", timeout)
         if predicate is not None:

@@ -247,6 +247,11 @@ class Storage(Database):
                 patient=patient,
             )
             *others, documents = answer
+            if not documents and not answer.is_whole:  # the reply is full of the others
+                answer = await self.read(
+                    query, as_of=answer.as_of, whole=False, patient=patient
+                )
+                (documents,) = answer
             is_last = answer.is_whole and len(documents) < (query.limit or 0)
             yield ScannedPage(documents, tuple(others), answer.as_of, is_last)
             if documents:

@@ -372,7 +372,8 @@ class LeaseRenewer:
 
     def discard_lease(self, lease: Lease) -> None:
         """Stop renewing a lease; idempotent."""
-        self._held.pop(lease.token, None)
+        with self._lock:
+            self._held.pop(lease.token, None)
 
     async def end_thread(self) -> None:
         """End the thread, unless leases are held, and wait until it has ended.
@@ -394,18 +395,21 @@ class LeaseRenewer:
         tick = limits.lease_renewal_seconds / 3
         with ExitStack() as closing:
             database, is_reported = None, False
-            while not stopping.wait(tick) and not self._is_idle():
-                if not (due := self._due_leases()):
-                    continue
+            while not stopping.wait(tick):
+                due: list[Lease] = []
                 try:
-                    if database is None:
-                        database = _open_database(due[0].storage, closing)
-                    _renew_due(database, due)
+                    if self._is_idle():
+                        return
+                    if due := self._due_leases():
+                        if database is None:
+                            database = _open_database(due[0].storage, closing)
+                        _renew_due(database, due)
                 except PyMongoError:
                     pass  # what is lost is noticed by its next write
                 except Exception as error:  # noqa: BLE001  or nobody would renew
                     log_death("The renewal of leases", error)
-                seconds = time.monotonic() - min(each.renewed_at for each in due)
+                now = time.monotonic()
+                seconds = now - min((each.renewed_at for each in due), default=now)
                 if seconds < limits.lease_seconds:
                     is_reported = False
                 elif not is_reported:

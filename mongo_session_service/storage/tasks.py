@@ -24,6 +24,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from contextvars import Context
+from copy import copy
 from functools import partial
 from itertools import count
 from typing import Any, Final, Generic, ParamSpec, TypeVar
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Key = TypeVar("Key")
 
 _FIRST_RESTART_PAUSE: Final = 0.1
 """Seconds until a task that has died is started again."""
@@ -169,6 +171,20 @@ class SharedTask(Generic[Result]):
         await asyncio.wait([task])
         is_failed = task.cancelled() or task.exception() is not None
         return None if is_failed else task.result()
+
+
+async def join(
+    attempts: dict[Key, asyncio.Task[None]],
+    key: Key,
+    start: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    """Wait for an attempt that all who call meanwhile share; fail as it does."""
+    task = attempts.get(key)
+    if task is None or task.done():
+        task = attempts[key] = background(start())
+    await asyncio.wait([task])
+    if error := task.exception():
+        raise copy(error)  # since raising adds a traceback
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

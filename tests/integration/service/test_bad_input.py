@@ -278,6 +278,7 @@ async def test_an_open_file_is_stored_as_text(service: MongoSessionService) -> N
         (MongoSessionService.fork_session, {"at_revision": True}),
         (MongoSessionService.get_session, {"config": {}}),
         (MongoSessionService.wait_for, {"revision": 0, "timeout": True}),
+        (MongoSessionService.wait_for, {"revision": 0, "session_id": None}),
     ],
     ids=lambda it: it.__name__ if callable(it) else str(it),
 )
@@ -294,6 +295,6 @@ async def test_false_values_are_not_taken_for_none(
         ids["session_id"] = "other"
 
     with pytest.raises(InvalidInputError, match=[*wrong][-1].removeprefix("new_")[:5]):
-        await call(service, **ids, **wrong)
+        await call(service, **(ids | wrong))
 
     assert await service.get_session(**IDS | {"session_id": "other"}) is None

@@ -75,6 +75,14 @@ async def test_a_scan_passes_all_in_pages(storage: Storage) -> None:
         assert all(page.beside == ([{"_id": 6}],) for page in pages)
 
 
+async def test_a_scan_passes_what_fills_a_reply_beside_it(storage: Storage) -> None:
+    """It comes to its end, page by page."""
+    query, others = Query("leases", {"_id": {"$gt": 4}}), Query("leases", ALL, limit=4)
+    pages = [each async for each in storage.scan(query, beside=[others])]
+    assert [len(each.documents) for each in pages] == [2]
+    assert all(len(page.beside[0]) == 4 for page in pages)
+
+
 async def test_a_batch_is_refused_as_a_whole(storage: Storage) -> None:
     """A statement that matches less than expected leaves nothing of its batch."""
     known = Update("leases", {"_id": 1}, {"$set": {"n": 1}}, expected=1)
