@@ -390,7 +390,7 @@ class MongoSessionService(BaseSessionService):
         if key is None:
             return None
         backend = await self._backends.backend()
-        stored = await backend.reads.load_session(key, config)
+        stored = await backend.reads.read_session(key, config)
         return to_session(stored) if stored else None
 
     @override
@@ -448,7 +448,7 @@ class MongoSessionService(BaseSessionService):
         if app is None or user is None:
             return {}
         backend = await self._backends.backend()
-        return await backend.reads.load_user_state(app, user)
+        return await backend.reads.read_user_state(app, user)
 
     @override
     @traced
@@ -522,7 +522,7 @@ class MongoSessionService(BaseSessionService):
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
         backend = await self._backends.backend(Stage.SET_UP)
-        session = to_session(await backend.reads.load_end(key))
+        session = to_session(await backend.reads.read_end(key))
         await self._append(backend, key, session, event, started, on_conflict="rebase")
         return event
 
@@ -1023,7 +1023,7 @@ class MongoSessionService(BaseSessionService):
             hooks=self._hooks,
         )
         backend = await self._backends.backend()
-        return await search.load_page(
+        return await search.read_page(
             backend.storage, wanted, page_token, limit, with_state=with_state
         )
 
@@ -1041,7 +1041,7 @@ class MongoSessionService(BaseSessionService):
         if key is None or id_ is None:
             return None
         backend = await self._backends.backend()
-        return await backend.reads.load_event(key, id_)
+        return await backend.reads.read_event(key, id_)
 
     def iter_events(
         self,
@@ -1187,7 +1187,7 @@ class MongoSessionService(BaseSessionService):
         at = Place.of_argument("revision", revision)
         config = validation.check_config(config)
         backend = await self._backends.backend()
-        found = await event_log.load_session_at(
+        found = await event_log.read_session_at(
             backend.storage, key, at.revision or 0, at.create_time, config
         )
         return to_session(found) if found else None
@@ -1241,7 +1241,7 @@ class MongoSessionService(BaseSessionService):
         backend = await self._backends.backend()
         await copy_session(backend.storage, key, target, until)
         with reporting_stored_unread():
-            stored = await backend.reads.load_session(target, config)
+            stored = await backend.reads.read_session(target, config)
         if stored is None:
             raise session_not_found_error(target.session_id)
         return to_session(stored)

@@ -63,7 +63,7 @@ from mongo_session_service.sessions.queries import (
 from mongo_session_service.sessions.reads import (
     SessionReads,
     find_event,
-    find_session,
+    read_writable,
 )
 from mongo_session_service.sessions.writer import (
     TOO_LATE,
@@ -155,7 +155,7 @@ class Appender:
         Its last event shows it. Without events it is current if storage is no newer, or
         holds this event alone. Revision -1 is that of a stale session.
         """
-        stored = await find_session(self.storage, key)
+        stored = await read_writable(self.storage, key)
         marker, begins = stored.marker, stored.begins
         last = session.events[-1] if session.events else event
         found = await find_event(self.storage, key, last.id)
@@ -244,7 +244,7 @@ class _RebasingAppend:
         None if an append was half visible, which happens without transactions.
         """
         key, seen, reads = self.append.key, self._marker, self.appender.reads
-        stored = await reads.load_session(key, after_revision=seen.revision)
+        stored = await reads.read_session(key, after_revision=seen.revision)
         if stored is None:
             raise session_not_found_error(key.session_id)
         is_other = stored.marker.create_time != seen.create_time
@@ -360,7 +360,7 @@ async def judge(storage: Storage, planned: PlannedWrite, time_limit: float) -> V
         raise session_exists_error(key.session_id)
 
     async def find(tx: Transaction) -> tuple[SessionRecord, EventRecord | None]:
-        session = await find_session(storage, key, tx)  # or it is none to be written
+        session = await read_writable(storage, key, tx)  # or it is none to be written
         return session, await find_event(tx, key, write.event["id"])
 
     # A primary may show what it has not replicated, and lose it when it is deposed.

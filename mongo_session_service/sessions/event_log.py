@@ -350,8 +350,8 @@ def restore_initial_state(
     return result
 
 
-async def load_with_initial_state(storage: Storage, key: SessionKey) -> SessionRecord:
-    """Load a session with its initial state, wherever that is stored.
+async def read_with_initial_state(storage: Storage, key: SessionKey) -> SessionRecord:
+    """Read a session with its initial state, wherever that is stored.
 
     A session that is not stored is an error.
     """
@@ -364,14 +364,14 @@ def _queries(key: SessionKey) -> tuple[Query, Query]:
     return Query("sessions", {"_id": key.id}), before_log
 
 
-async def load_session_at(
+async def read_session_at(
     storage: Storage,
     key: SessionKey,
     revision: int,
     created: float | None = None,
     config: GetSessionConfig | None = None,
 ) -> StoredSession | None:
-    """Load a session as it was at a revision, with those of its events asked for then.
+    """Read a session as it was at a revision, with those of its events asked for then.
 
     None if it is not stored, or was created at another time than is given.
     """

@@ -92,7 +92,7 @@ async def copy_session(
     or the source was trimmed meanwhile, it is removed, and ``StorageUnavailableError``
     raised.
     """
-    origin = await event_log.load_with_initial_state(storage, source)
+    origin = await event_log.read_with_initial_state(storage, source)
     if isinstance(until, str):
         until = await _first_revision(storage, until, origin) - 1
     revision = event_log.check_revision(origin, until)
@@ -113,7 +113,7 @@ async def new_branch(
     the message by which the invocation began, which is refused if it is to be asked
     again and cannot be.
     """
-    origin = await event_log.load_with_initial_state(storage, source)
+    origin = await event_log.read_with_initial_state(storage, source)
     first = await _first_revision(storage, invocation_id, origin)
     query = Query("events", {"_id": source.event_id(first)})
     stored = await storage.find_one(query, patient=True)

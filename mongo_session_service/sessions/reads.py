@@ -93,22 +93,22 @@ def found_record(
 
 
 async def find_head(storage: Storage, key: SessionKey) -> SessionRecord | None:
-    """Load a session without its state; None if it is not stored."""
+    """Read a session without its state; None if it is not stored."""
     (found,) = await storage.read(head_query(key), patient=True)
     return SessionRecord.find(found, storage.clock.now())
 
 
 async def read_head(storage: Storage, key: SessionKey) -> SessionRecord:
-    """Load a session without its state, or raise ``SessionNotFoundError``."""
+    """Read a session without its state, or raise ``SessionNotFoundError``."""
     if head := await find_head(storage, key):
         return head
     raise session_not_found_error(key.session_id)
 
 
-async def find_session(
+async def read_writable(
     storage: Storage, key: SessionKey, tx: Transaction | None = None
 ) -> SessionRecord:
-    """Find a session that may be written, without its state.
+    """Read a session that may be written, without its state.
 
     One that this release must not touch is refused.
     """
@@ -123,7 +123,7 @@ async def find_session(
 async def missing_session_error(storage: Storage, key: SessionKey) -> Exception:
     """Return the error that tells why a session could not be written."""
     try:
-        await find_session(storage, key)
+        await read_writable(storage, key)
     except (SchemaVersionError, SessionNotFoundError) as error:
         return error
     return session_not_found_error(key.session_id)  # it was not there a moment ago
@@ -136,16 +136,16 @@ class SessionReads:
         self._next_keys: set[SessionKey] = set()
         self._next_read: asyncio.Task[list[Document]] | None = None
 
-    async def load_session(
+    async def read_session(
         self,
         key: SessionKey,
         config: GetSessionConfig | None = None,
         after_revision: int = 0,
     ) -> StoredSession | None:
-        """Load a session with the events asked for; None if it is not stored."""
+        """Read a session with the events asked for; None if it is not stored."""
         is_whole = not after_revision and config in (None, GetSessionConfig())
         if self._cache is not None and is_whole:
-            return await self._load_cached(key, self._cache)
+            return await self._read_cached(key, self._cache)
         answer = await self._storage.read(
             *queries.session_queries(key),
             *queries.event_queries(key, config, after_revision),
@@ -162,10 +162,10 @@ class SessionReads:
         parts = await in_slices(map(decode, together))
         return session._replace(events=[*chain.from_iterable(parts)])
 
-    async def _load_cached(
+    async def _read_cached(
         self, key: SessionKey, cache: ReadCache
     ) -> StoredSession | None:
-        """Load a session with all its events; only those not in the cache are built."""
+        """Read a session with all its events; only those not in the cache are built."""
         began = monotonic()
         drops, known = cache.drops(key), cache.get(key)
         if known is not None:
@@ -237,8 +237,8 @@ class SessionReads:
             return None
         return documents.show_session(record, shared, self._storage.hooks)
 
-    async def load_event(self, key: SessionKey, event_id: str) -> Event | None:
-        """Load the event of a stored session that has this id."""
+    async def read_event(self, key: SessionKey, event_id: str) -> Event | None:
+        """Read the event of a stored session that has this id."""
         heads, log = await self._storage.read(
             head_query(key), Query("events", queries.event_by_id(key, event_id))
         )
@@ -250,7 +250,7 @@ class SessionReads:
     async def list_sessions(
         self, app_name: str, user_id: str | None
     ) -> Iterator[StoredSession]:
-        """Load all sessions of an app or user, without events, from one point in time.
+        """Read all sessions of an app or user, without events, from one point in time.
 
         They are decoded as they are asked for. One that cannot be read is left out. The
         longest untouched comes first, ties by user and then session id.
@@ -287,15 +287,15 @@ class SessionReads:
         apps, users = await self._storage.read(*shared)
         return [*apps, *users]
 
-    async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
-        """Load a user's state; empty if none was ever stored."""
+    async def read_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
+        """Read a user's state; empty if none was ever stored."""
         query = Query("user_states", {"_id": queries.user_state_id(app_name, user_id)})
         stored = await self._storage.find_one(query)
         owner = Owner.of_shared(app_name, user_id)
         return documents.decode_state(state_fields(stored), owner, self._storage.hooks)
 
-    async def load_end(self, key: SessionKey) -> StoredSession:
-        """Load a session with its last event alone, and without state."""
+    async def read_end(self, key: SessionKey) -> StoredSession:
+        """Read a session with its last event alone, and without state."""
         heads, log = await self._storage.read(
             head_query(key),
             Query("events", queries.events_after(key, 0), order=-1, limit=1),

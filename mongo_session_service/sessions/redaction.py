@@ -179,7 +179,7 @@ async def preview(
     async for each in _find_with_copies(storage, part, forks=forks):
         for some in cut_by_size(each.revisions, storage.limits.redacted_events):
             outline = event_log.outline_fields(storage)
-            finding = partial(_find_events, storage, each.key, some, fields=outline)
+            finding = partial(_read_events, storage, each.key, some, fields=outline)
             stored = await storage.run(finding, patient=True)
             count += sum(not is_redacted(event) for _, event in stored)
         own = await _find_unredacted_keys(storage, each, replacement)
@@ -237,11 +237,11 @@ async def _redact_step(
     replacement: str,
     tx: Transaction,
 ) -> int:
-    session = await _find_session(storage, part, tx)
+    session = await _read_session(storage, part, tx)
     new: dict[int, Document] = {}
     ids: list[Any] = []
     deltas: list[Document] = []
-    for stored, event in await _find_events(storage, part.key, revisions, tx):
+    for stored, event in await _read_events(storage, part.key, revisions, tx):
         if not is_redacted(event) and stored.revision > session.begins:
             ids.append(stored.id)
             deltas.append(stored.own_delta)
@@ -278,7 +278,7 @@ async def _redact_step(
     return len(new)
 
 
-async def _find_session(
+async def _read_session(
     storage: Storage, part: LoggedPart, tx: Transaction
 ) -> SessionRecord:
     wanted = {
@@ -292,7 +292,7 @@ async def _find_session(
     return SessionRecord.read(found)
 
 
-async def _find_events(
+async def _read_events(
     storage: Storage,
     key: SessionKey,
     revisions: Sequence[int],
@@ -377,7 +377,7 @@ async def _find_shared_keys(
     keys: dict[Owner, set[str]] = {owner: set() for owner in states}
     for some in cut_by_size(part.revisions, storage.limits.redacted_events):
         fields = event_log.outline_fields(storage, event_log.DELTA)
-        for stored, event in await _find_events(storage, part.key, some, tx, fields):
+        for stored, event in await _read_events(storage, part.key, some, tx, fields):
             shared = ScopedState() if is_redacted(event) else stored.delta
             for owner, own in zip(states, (shared.app, shared.user), strict=True):
                 keys[owner] |= {
@@ -398,7 +398,7 @@ async def _redact_values(
     own: set[str],
 ) -> None:
     key = part.key
-    session = await _find_session(storage, part, tx)
+    session = await _read_session(storage, part, tx)
     if session.revision != revision:
         raise RefusedError
     shared = await _find_shared_keys(storage, part, tx)

@@ -250,7 +250,7 @@ def _decode_token(text: str) -> PagePosition | None:
     return place if is_time and {*map(type, place[1:])} == {str} else None
 
 
-async def load_page(
+async def read_page(
     storage: Storage,
     search: Search,
     page_token: object,
@@ -258,7 +258,7 @@ async def load_page(
     *,
     with_state: bool,
 ) -> SessionPage:
-    """Load the first page, or that of a token, without what cannot be read.
+    """Read the first page, or that of a token, without what cannot be read.
 
     It is shorter if its sessions, or the states that they share, fill a reply of 16 MB.
     """
@@ -278,7 +278,7 @@ async def load_page(
         states_then = await storage.read(*shared, as_of=answer.as_of, whole=is_one)
         if not states_then.is_whole:
             half = len(page) // 2
-            return await load_page(storage, search, page_token, half, with_state=True)
+            return await read_page(storage, search, page_token, half, with_state=True)
         shown = documents.show_sessions(records, chain(*states_then), storage.hooks)
         states = {each.key: each.state for each in await in_slices(shown)}
         records = [each for each in records if each.key in states]

@@ -166,7 +166,7 @@ async def trim(
     """
     constraints: TrimConstraints | None = None
     for _ in range(TRIM_ATTEMPTS):
-        session = await event_log.load_with_initial_state(storage, key)
+        session = await event_log.read_with_initial_state(storage, key)
         created, begins = session.created, session.begins
         if constraints is None or (constraints.created, constraints.begins) != (
             created,

@@ -211,7 +211,7 @@ class Turn:
         """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
         backend = await self.turns.backends.backend(Stage.SET_UP)
-        end = to_session(await backend.reads.load_end(self.key))
+        end = to_session(await backend.reads.read_end(self.key))
         event = with_reason(event, self.info.reason)
         await backend.appender.append(
             self.key, end, event, self.fence, started, on_conflict="close"
@@ -321,7 +321,7 @@ class Turn:
         config: GetSessionConfig | None,
         after_revision: int = 0,
     ) -> StoredSession:
-        stored = await backend.reads.load_session(self.key, config, after_revision)
+        stored = await backend.reads.read_session(self.key, config, after_revision)
         known = self.fence
         if stored is None or (known and known.create_time != stored.marker.create_time):
             raise session_not_found_error(self.key.session_id)

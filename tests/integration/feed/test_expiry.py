@@ -241,14 +241,14 @@ async def test_a_time_to_live_that_changes_back_makes_no_append_stale(
     """An append that is refused for it is tried again, even if all looks well then."""
     session = await service.create_session(**SESSION)
     await service.update_session(**SESSION, ttl=10)
-    find_session = append.find_session
+    read_writable = append.read_writable
 
     async def overtaken(*arguments: Any) -> Any:
-        monkeypatch.setattr(append, "find_session", find_session)
+        monkeypatch.setattr(append, "read_writable", read_writable)
         await service.update_session(**SESSION, ttl=None)
-        return await find_session(*arguments)
+        return await read_writable(*arguments)
 
-    monkeypatch.setattr(append, "find_session", overtaken)
+    monkeypatch.setattr(append, "read_writable", overtaken)
     await service.append_event(session, new_event())
 
     found = await service.get_session(**SESSION)
