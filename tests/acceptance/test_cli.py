@@ -346,25 +346,6 @@ async def test_a_standalone_server_needs_no_option_that_there_is_not(
     assert done.stderr.endswith("then call rs.initiate() once.\n")
 
 
-def test_an_import_that_fails_is_as_brief(tmp_path: Path) -> None:
-    """What the driver says of its timeouts is left out here as elsewhere."""
-    nowhere = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300"
-
-    done = call("export", nowhere, "--to", str(tmp_path / "x"))
-
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: MongoDB is unavailable: 127.0.0.1:1: ")
-    assert "imeout" not in done.stderr
-
-
-def test_a_missing_uri_is_asked_for(database: str) -> None:
-    """Without a URI it says how to give one."""
-    done = run("consumers", "--database", database, MONGODB_URI="")
-
-    assert done.returncode == 2
-    assert "MONGODB_URI" in done.stderr
-
-
 def leaves(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
     """Every command that is no group of others, by its path."""
     if not isinstance(command, click.Group):

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event
-from google.genai import types
 from pymongo import MongoClient
 from support.cli_runner import call, start
-from support.fake_clock import Clock
-from support.forked_processes import CTRL_C, on_a_terminal
 from support.long_sessions import left_in, store_long_session
 from support.one_session import IDS
 
@@ -121,87 +118,6 @@ async def test_erasing_an_app_removes_its_consumers(
     assert what in done.stderr
     assert left_in(admin, database) == {"sessions": 0, "events": 0}
     assert admin[database].checkpoints.count_documents({}) == 0
-
-
-async def test_erasing_asks_for_confirmation(
-    service: MongoSessionService,
-    at: tuple[str, ...],
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """It reports what it would remove, and removes it only after a yes."""
-    await fill(service)
-    erasing = ("erase", *WHO, *at)
-
-    tried = call(*erasing, "--dry-run", "--json")
-    mute = call(*erasing)
-    interrupted, _ = await asyncio.to_thread(on_a_terminal, *erasing, answer=CTRL_C)
-    refused, said = await asyncio.to_thread(on_a_terminal, *erasing, answer="n")
-    assert left_in(admin, database) == {"sessions": 1, "events": 2}
-    code, shown = await asyncio.to_thread(on_a_terminal, *erasing, answer="y")
-
-    assert tried.stderr.startswith("Would erase 1 session, 2 events: session app/user")
-    assert json.loads(tried.stdout)["events"] == 2
-    assert interrupted == 130
-    assert mute.returncode == 2
-    assert mute.stderr.startswith("This erases session app/user/s in database ")
-    assert ": 1 session, 2 events.\n" in mute.stderr
-    assert "Nothing was done, as there is no terminal: add --yes." in mute.stderr
-    assert refused == 1
-    assert "Do it? [y/N]: n" in said
-    assert said.rstrip().endswith("Error: Nothing was done.")
-    assert code == 0
-    assert "Erased 1 session, 2 events." in shown
-    assert left_in(admin, database) == {"sessions": 0, "events": 0}
-
-
-@pytest.mark.parametrize(
-    ("command", "plan", "done"),
-    [
-        (
-            ("trim", "app", "--older-than", "90d"),
-            "removes 2 events from 1 of 1 session",
-            "Removed 2 events",
-        ),
-        (
-            ("prune", "--idle-for", "90d"),
-            "removes 1 session, 2 events",
-            "Removed 1 session",
-        ),
-        (
-            ("redact", *WHO, "--invocation", "i"),
-            "redacts 2 events of session app/user/s",
-            "Redacted 2 events",
-        ),
-    ],
-    ids=lambda given: given[0] if isinstance(given, tuple) else "",
-)
-async def test_people_are_asked_before_something_is_removed(
-    service: MongoSessionService,
-    at: tuple[str, ...],
-    command: tuple[str, ...],
-    plan: str,
-    done: str,
-) -> None:
-    """At a terminal nothing goes without a yes; cron is not asked."""
-    Clock.set().now = 1e9  # long ago for the command
-    session = await service.create_session(**IDS)
-    for text in "ab":
-        content = types.Content(parts=[types.Part(text=text)])
-        await service.append_event(
-            session, Event(author="x", invocation_id="i", content=content)
-        )
-    asked, refused = f"This {plan} in ", "Error: Nothing was done."
-
-    code, said = await asyncio.to_thread(on_a_terminal, *command, *at, answer="n")
-    kept = await service.get_session(**IDS)
-    agreed = await asyncio.to_thread(on_a_terminal, *command, *at, "--yes")
-
-    assert (code, asked in said) == (1, True)
-    assert said.rstrip().endswith(refused)
-    assert kept is not None
-    assert kept.events == session.events
-    assert (agreed[0], asked in agreed[1], done in agreed[1]) == (0, False, True)
 
 
 async def test_an_interrupted_erasure_is_resumed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -191,7 +190,7 @@ async def test_a_run_until_caught_up_ends_by_itself(
 async def test_a_consumer_is_reset(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """It reads everything, nothing, or what is since a time, and --dry-run says so."""
+    """It reads everything, nothing, or what is since a time."""
     session = await create(service)
     await append(service, session, 2)
     place = ("--uri", mongodb_uri, "--database", database)
@@ -204,9 +203,6 @@ async def test_a_consumer_is_reset(
         return told(seen)
 
     assert await read() == [("s", 1), ("s", 2)]
-    planned = call(*reset, "--to", "beginning", "--dry-run")
-    counted = call(*reset, "--to", "beginning", "--dry-run", "--json")
-    assert await read() == []
     done = call(*reset, "--to", "beginning", "--yes")
     assert await read() == [("s", 1), ("s", 2)]
     await append(service, session)
@@ -217,11 +213,7 @@ async def test_a_consumer_is_reset(
     await append(service, session)
     assert ("s", 4) in await read()
 
-    assert "reads the whole log again: 2 events." in planned.stderr
-    assert planned.stderr.startswith("Then billing in database ")
-    assert done.stderr.startswith("From now on billing in database ")
-    figures = {"name": "billing", "to": "beginning", "events": 2}
-    assert json.loads(counted.stdout) == figures
+    assert "reads the whole log again: 2 events." in done.stderr
     assert "reads nothing again, and skips the last " in skipped.stderr
     assert since.returncode == 1
     assert "MongoDB's oplog reaches back" in since.stderr
@@ -256,18 +248,9 @@ async def test_a_consumer_is_removed(
         )
     place = ("--uri", mongodb_uri, "--database", database)
     remove = ("consumers", "remove", "billing", *place)
-    planned, unasked = call(*remove, "--dry-run"), call(*remove)
-    counted = call(*remove, "--dry-run", "--json")
-    before = await service.consumers()
     done, again = call(*remove, "--yes"), call(*remove, "--yes")
     [left] = await service.consumers()
 
-    assert len(before) == 2
-    assert "Would remove the checkpoint and 1 dead letter of billing" in planned.stderr
-    assert json.loads(counted.stdout) == {"name": "billing", "dead_letters": 1}
-    assert unasked.returncode == 2
-    assert "This removes the checkpoint and 1 dead letter" in unasked.stderr
-    assert "no terminal: add --yes" in unasked.stderr
     assert "Removed the checkpoint and 1 dead letter of billing in" in done.stderr
     assert again.returncode == 1
     assert "No consumer is named 'billing'" in again.stderr

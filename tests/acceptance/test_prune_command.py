@@ -36,18 +36,16 @@ async def fill(service: MongoSessionService) -> None:
 async def test_prune_removes_and_counts(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """It counts, removes what it counted, and then finds nothing more."""
+    """It says how much it removed, and then finds nothing more."""
     await fill(service)
     place = ("--uri", mongodb_uri, "--database", database)
 
-    counted = call("prune", "--dry-run", *place)
     pruned = call("prune", *place)
     again = call("prune", "--json", *place)
 
-    assert [each.returncode for each in (counted, pruned, again)] == [0, 0, 0]
+    assert (pruned.returncode, again.returncode) == (0, 0)
     where = f"database {database} on {mongodb_uri[10:].partition('/')[0]}"
     found = f"2 sessions and 3 events in {where}.\n"
-    assert (counted.stdout, counted.stderr) == ("", f"Would remove {found}")
     assert (pruned.stdout, pruned.stderr) == ("", f"Removed {found}")
     assert json.loads(again.stdout) == {"sessions": 0, "events": 0}
     assert len((await service.list_sessions(app_name="app")).sessions) == 1
@@ -116,3 +114,4 @@ def test_prune_fails_in_one_line() -> None:
     assert (failed.returncode, wrong.returncode) == (1, 2)
     assert failed.stderr.startswith("Error: MongoDB is unavailable")
     assert failed.stderr.count("\n") == 1
+    assert "imeout" not in failed.stderr  # the driver's words

@@ -16,7 +16,7 @@ DAY = 86_400.0
 async def test_trim_removes_by_age_from_all_sessions_of_an_app(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """Old events go from each session of the app; it says how many, also before."""
+    """Old events go from each session of the app; it says how many."""
     now = time.get_time()
     for app, user, ages in (
         ("app", "ada", (3, 2, 0)),
@@ -32,7 +32,6 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
             await service.append_event(session, event)
     place = ("--uri", mongodb_uri, "--database", database)
 
-    planned = call("trim", "app", "--older-than", "36h", "--dry-run", *place)
     trimmed = call("trim", "app", "--older-than", "36h", *place)
     again = call("trim", "app", "--older-than", "1d", "--json", *place)
     shown = call("show", "app", "ada", "s", *place)
@@ -40,7 +39,6 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
 
     assert unknown.stderr.startswith("App nosuch has no sessions in ")
     assert (trimmed.returncode, trimmed.stdout) == (0, "")
-    assert planned.stderr == trimmed.stderr.replace("Removed", "Would remove")
     assert trimmed.stderr.startswith("Removed 2 events from 1 of 3 sessions in ")
     assert json.loads(again.stdout) == {"sessions": 3, "trimmed": 0, "events": 0}
     assert "events   1 (the first 2 trimmed)\n" in shown.stdout
