@@ -205,6 +205,7 @@ class SessionRecord:
         """Of some fields of a session, as an announcement has; it has no others."""
         record = cls.__new__(cls)
         record.key, record.document = key, document
+        record.created = document.get("create_time", 0.0)
         return record
 
     @classmethod

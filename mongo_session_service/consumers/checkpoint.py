@@ -146,8 +146,6 @@ class Checkpoint:
         self._epoch = 0
         self._serial = 0
         """The latest save's number: the server ignores an earlier save that is late."""
-        self._saved_serial: int | None = 0
-        """The stored number; None until the outcome of a save is known."""
         self._is_released = False
 
     async def claim(self) -> bool:
@@ -174,7 +172,7 @@ class Checkpoint:
         entered = await self._write(Update("checkpoints", earlier, {"$set": mine}))
         if entered is None:  # it has stalled meanwhile, and another reader came first
             return False
-        self._epoch, self._serial, self._saved_serial = epoch, 0, 0
+        self._epoch, self._serial = epoch, 0
         self._is_new = entered["position"] is None
         if not self._is_new:
             self.position = Position(**entered["position"])
@@ -250,35 +248,26 @@ class Checkpoint:
         another reader came first.
         """
         self.check_lease()
-        self._serial += 1
-        if work is None:
-            await self._save_position(position, self._serial)
+        if work is not None:
+            position = await self._save_with_work(work, position)
         else:
-            position = await self._save_with_work(work, position, self._serial)
+            self._serial += 1
+            saving = self._save_statement(position, self._serial, "$lte")
+            if await self._write(saving) is None:  # a later one was saved, or lost
+                await self._load_own(self.storage)
         self.position, self.saved_at = position, time.monotonic()
         return position
 
-    async def _save_position(self, position: Position, serial: int) -> None:
-        self._saved_serial = None
-        not_later = {"$not": {"$gt": serial}}
-        if await self._write(self._save_statement(position, serial, not_later)) is None:
-            serial = (await self._load_own(self.storage))["serial"]
-        self._saved_serial = max(serial, self._saved_serial or 0)
-
-    async def _save_with_work(
-        self, work: SavedWork, position: Position, serial: int
-    ) -> Position:
+    async def _save_with_work(self, work: SavedWork, position: Position) -> Position:
         """Save a position with work, once.
 
-        They expect the number that was saved before. So if they are repeated although
-        they were committed, their outcome unknown, they are aborted.
+        Until they are known to be committed, what follows has the same number. So if
+        they were, their outcome unknown, it is aborted, as is a repetition.
         """
-        if self._saved_serial is None:
-            self._saved_serial = (await self._load_own(self.storage))["serial"]
-        expected = self._saved_serial
+        serial = self._serial + 1
 
         async def save(tx: Transaction, reached: Position | None) -> None:
-            saving = self._save_statement(reached or position, serial, expected)
+            saving = self._save_statement(reached or position, serial, "$lt")
             if await tx.write(saving) != [1]:
                 await self._load_own(tx)
                 self._lose_lease()  # to itself: the transaction was committed before
@@ -289,20 +278,15 @@ class Checkpoint:
         if self._replaces_dead:
             self._replaces_dead = False
             await self._update_own_lease({"$unset": {_IS_LOCKED_OUT: ""}})
-        self._saved_serial = serial
+        self._serial = max(self._serial, serial)
         return reached or position
 
-    def _save_statement(
-        self, position: Position, serial: int, expected: object
-    ) -> Update:
-        """Return the statement that saves if the stored serial is as expected."""
-        saved = {
-            "position": asdict(position),
-            "log": self._log,
-            "serial": serial,
-        }
+    def _save_statement(self, position: Position, serial: int, than: str) -> Update:
+        """Return the statement that saves if the stored number is before this one."""
+        saved = {"position": asdict(position), "log": self._log, "serial": serial}
         change = {"$set": saved, "$currentDate": {"saved_at": True}}
-        return Update("checkpoints", {**self._own_filter, "serial": expected}, change)
+        earlier = {**self._own_filter, "serial": {than: serial}}
+        return Update("checkpoints", earlier, change)
 
     async def flag_locked_out(self, error: Exception) -> None:
         """Record in the lease that a dead process locks what the work writes to."""

@@ -253,8 +253,8 @@ class Consumer:
                 any of them fails, each is handled in its own.
 
             concurrency: For how many changes of different sessions it is called at
-                once. Those of one session come in order, as do ``state`` changes and
-                those of the sessions they concern.
+                once. Those of one session come in order; a ``state`` change comes after
+                all before it, and before all after it.
             until_caught_up: End when everything is handled that was committed before
                 it had the name: for cron jobs and tests. It waits for the name first.
 

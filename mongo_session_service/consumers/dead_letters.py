@@ -195,42 +195,33 @@ async def load_record(
     """
     kind, time, hooks = id_["kind"], id_.get("time", 0.0), storage.hooks
     owner = _owner_of(id_)
-    if kind == "deleted":
-        return ChangeRecord(kind, owner, {}, time, hooks)
-    stored = Query(*_stored_at(id_, owner)).first()
-    (documents_found,) = await storage.read(stored, not_before=not_before, patient=True)
-    if not documents_found:
-        return None
-    (found,) = documents_found
-    match kind:
-        case "snapshot":
-            return await load_trimmed(storage, found)
-        case "updated":
-            return updated_record(SessionRecord.read(found), hooks, time)
-        case "state":
-            state = bson_values.decode_fields(state_fields(found))
-            return state_record(owner, state, hooks, time)
-        case _:
-            return ChangeRecord(kind, owner, {"document": found}, time, hooks)
-
-
-def _stored_at(id_: Document, owner: tuple[str, ...]) -> tuple[str, Document]:
-    """Return the collection that has a letter's change, and its filter there."""
     name = dict(zip(SessionKey._fields, owner, strict=False))
-    match id_["kind"]:
+    match kind:
+        case "deleted":
+            return ChangeRecord(kind, owner, {}, time, hooks)
         case "appended" | "redacted":
             event = {**name, "revision": id_["revision"]}
-            return "events", {"_id": event, "event.id": id_["event"]}
+            stored = Query("events", {"_id": event, "event.id": id_["event"]})
         case "snapshot":
             begin = {**name, "revision": 0}
-            return "events", {"_id": begin, "create_time": id_["time"]}
-        case "created":
-            return "sessions", {"_id": name, "create_time": id_["time"]}
-        case "updated":
-            # Of the session that was updated, and no later one of its id.
-            created = id_.get("created") or {"$exists": True}
-            return "sessions", {"_id": name, "create_time": created}
+            stored = Query("events", {"_id": begin, "create_time": time})
+        case "created" | "updated":
+            # Of this session, and of no later one of its id.
+            at = time if kind == "created" else id_.get("created") or {"$exists": True}
+            stored = Query("sessions", {"_id": name, "create_time": at})
         case _ if len(owner) == 1:
-            return "app_states", {"_id": owner[0]}
+            stored = Query("app_states", {"_id": owner[0]})
         case _:
-            return "user_states", {"_id": name}
+            stored = Query("user_states", {"_id": name})
+    (documents,) = await storage.read(stored, not_before=not_before, patient=True)
+    if not documents:
+        return None
+    (found,) = documents
+    if kind == "snapshot":
+        return await load_trimmed(storage, found)
+    if kind == "updated":
+        return updated_record(SessionRecord.read(found), hooks, time)
+    if kind == "state":
+        state = bson_values.decode_fields(state_fields(found))
+        return state_record(owner, state, hooks, time)
+    return ChangeRecord(kind, owner, {"document": found}, time, hooks)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import copy_context
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.errors import InvalidInputError
@@ -137,40 +137,33 @@ async def run_interruptibly(
     raise cancelled
 
 
-TaskKey: TypeAlias = tuple[str, ...]
-"""An app, a user or a session. Keys are related if one begins with the other."""
-
-
-_OF_SESSION: Final = len(SessionKey._fields)
-
-
 class KeyedTaskPool:
-    """Runs tasks, a few at once; each waits for the related ones before it."""
+    """Runs tasks, a few at once; those of a session one after the other.
+
+    One of what sessions share comes after all before it, and before all that follow.
+    """
 
     def __init__(self, width: int) -> None:
         self._room = asyncio.Semaphore(width)
-        self._last: dict[TaskKey, asyncio.Task[bool]] = {}
+        self._last: dict[tuple[str, ...], asyncio.Task[bool]] = {}
+        self._shared: asyncio.Task[bool] | None = None
 
     def submit(
-        self, key: TaskKey, work: Callable[[], Coroutine[None, None, bool]]
+        self, owner: tuple[str, ...], work: Callable[[], Coroutine[None, None, bool]]
     ) -> asyncio.Task[bool]:
         """Start a task that returns whether it was done; False if one before was not.
 
-        It begins as soon as there is room, and related work has ended.
+        It begins as soon as there is room, and those before it have ended.
         """
-        before = [self._last[each] for each in self._related_keys(key)]
+        is_shared = len(owner) < len(SessionKey._fields)
+        ones = self._last.values() if is_shared else [self._last.get(owner)]
+        before = [each for each in (*ones, self._shared) if each]
         task = asyncio.create_task(self._run_after(before, work))
-        self._last[key] = task
+        if is_shared:
+            self._last, self._shared = {}, task
+        else:
+            self._last[owner] = task
         return task
-
-    def _related_keys(self, key: TaskKey) -> list[TaskKey]:
-        parts = [key[:length] for length in range(1, len(key))]
-        found = [each for each in (*parts, key) if each in self._last]
-        if len(key) < _OF_SESSION:
-            size = len(key)
-            longer = (each for each in self._last if len(each) > size)
-            found += [each for each in longer if each[:size] == key]
-        return found
 
     async def _run_after(
         self,

@@ -12,6 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import asdict
 from typing import Final
 
 from bson.timestamp import Timestamp
@@ -301,7 +302,7 @@ class _LogReader(_StreamReader):
         if now - self._measured_at > _OPLOG_MEASURED_EVERY:
             self._measured_at = now
             window = await self._storage.oplog_window_if_known()
-            self._counters.oplog_window = window
+            self._counters.oplog_window_seconds = window
 
 
 class _PartialReader(_StreamReader):
@@ -368,9 +369,5 @@ class Feeds:
             subscriptions=len(inboxes),
             queue_depth=max(map(len, inboxes), default=0),
             lag_seconds=max((each.lag for each in logs), default=0.0),
-            oplog_window_seconds=self._counters.oplog_window,
-            delivered=self._counters.delivered,
-            reconnects=self._counters.reconnects,
-            resyncs=self._counters.resyncs,
-            drops=self._counters.drops,
+            **asdict(self._counters),
         )

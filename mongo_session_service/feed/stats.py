@@ -50,7 +50,7 @@ class Counters:
     reconnects: int = 0
     resyncs: int = 0
     drops: int = 0
-    oplog_window: float | None = None
+    oplog_window_seconds: float | None = None
 
 
 _PREFIX: Final = f"{NAME}.feed"

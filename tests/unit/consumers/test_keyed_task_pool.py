@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mongo_session_service.consumers.handler import KeyedTaskPool, TaskKey, end_tasks
+from mongo_session_service.consumers.handler import KeyedTaskPool, end_tasks
 
 APP, USER, SESSION = ("a",), ("a", "u"), ("a", "u", "s")
 
@@ -20,7 +20,7 @@ class Course:
         self.ends: list[asyncio.Future[bool]] = []
         self.tasks: list[asyncio.Task[bool]] = []
 
-    def start(self, *keys: TaskKey) -> None:
+    def start(self, *keys: tuple[str, ...]) -> None:
         """Start work in each of these keys."""
         for key in keys:
             number = len(self.tasks)
@@ -43,8 +43,10 @@ class Course:
     ("first", "second"),
     [(SESSION, SESSION), (APP, SESSION), (SESSION, APP), (USER, APP), (USER, SESSION)],
 )
-async def test_related_work_keeps_its_order(first: TaskKey, second: TaskKey) -> None:
-    """What concerns a session, its user or its app comes after what did before."""
+async def test_related_work_keeps_its_order(
+    first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    """In a session, and around what sessions share."""
     course = Course(width=9)
     course.start(first, second)
 
@@ -57,7 +59,7 @@ async def test_related_work_keeps_its_order(first: TaskKey, second: TaskKey) -> 
 async def test_other_sessions_do_not_wait() -> None:
     """Work of other sessions begins at once, as far as there is room."""
     course = Course(width=2)
-    course.start(SESSION, SESSION, ("a", "u", "t"), ("b",))
+    course.start(SESSION, SESSION, ("a", "u", "t"), ("b", "u", "s"))
 
     assert await course.settle() == [0, 2]
     course.ends[2].set_result(True)
