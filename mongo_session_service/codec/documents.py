@@ -26,6 +26,7 @@ from mongo_session_service.codec.record import (
     FORKED_FROM,
     INITIAL,
     LOG_BEGINS,
+    NEEDS,
     SessionRecord,
     check_needs,
     decode_fields_of,
@@ -132,8 +133,10 @@ def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Documen
 
 def event_flags(encoded: bytes, hooks: Hooks) -> Document:
     """Build the fields that decide how the event beside them is decoded."""
-    flags = {"wrapped": _WRAPPER_FIELD in encoded, "hooked": hooks.has_both}
-    return {name: True for name, is_set in flags.items() if is_set}
+    flags = {"wrapped": True} if _WRAPPER_FIELD in encoded else {}
+    if hooks.has_both:
+        flags["hooked"] = True
+    return flags
 
 
 _WRAPPER_FIELD: Final = bson_values.WRAPPER.encode() + b"\0"
@@ -258,7 +261,8 @@ def event_fields(stored: Iterable[Document], hooks: Hooks) -> list[dict[str, Any
     """Decode events' fields to those that were given before storage."""
     found: list[dict[str, Any]] = []
     for each in stored:
-        check_needs(each)
+        if NEEDS in each:
+            check_needs(each)
         id_ = each["_id"]
         if "hooked" in each and hooks.after_load is None:
             raise StorageError(

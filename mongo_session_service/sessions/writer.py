@@ -367,7 +367,8 @@ class Writer:
             else:
                 self._flying.remove(size)
             self._is_blocked = False
-            self._start_soon()
+            if self._queue:
+                self._start_soon()
 
     def _next_batch(self) -> list[_QueuedWrite]:
         """Take the next batch; a second one only if it is no smaller than the first.
