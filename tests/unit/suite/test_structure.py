@@ -40,6 +40,20 @@ def test_the_fast_core_is_there() -> None:
     assert [each for each in CORE if not (FOLDER / each).exists()] == []
 
 
+def test_each_module_leads_to_its_tests() -> None:
+    """A test file has a module's name, or tests/README.md names what shows it."""
+    files = {path.name for path in TESTS}
+    modules = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+        and not {f"test_{path.stem}.py", f"test_{path.stem}s.py"} & files
+    }
+
+    text = (FOLDER / "README.md").read_text()
+    assert {*re.findall(r"^\| `([\w/]+\.py)` \|", text, re.MULTILINE)} == modules
+
+
 def test_names_in_the_package_are_of_one_thing() -> None:
     """No file, and no class, has the name of another one."""
     modules = [each for each in PACKAGE.rglob("*.py") if each.name != "__init__.py"]
