@@ -67,8 +67,8 @@ from mongo_session_service.sessions.reads import (
 )
 from mongo_session_service.sessions.writer import (
     TOO_LATE,
+    AlreadyStored,
     Outdated,
-    Stored,
     Verdict,
     Writer,
 )
@@ -369,7 +369,7 @@ async def judge(storage: Storage, planned: PlannedWrite, time_limit: float) -> V
     found = session.marker
     if stored is not None:
         if is_same_event(write, stored.event, storage.hooks):
-            return Stored(stored.revision)
+            return AlreadyStored(stored.revision)
         which = f"Another event with id {quoted(write.event['id'])}"
         raise AlreadyExistsError(f"{which} already exists.")
     if write.fence not in {None, (session.turn.get("epoch"), found.create_time)}:

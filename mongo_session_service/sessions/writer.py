@@ -78,7 +78,7 @@ TOO_LATE: Final = (
 )
 
 
-class Stored(NamedTuple):
+class AlreadyStored(NamedTuple):
     """Verdict on a write that was refused: it is stored already."""
 
     revision: int
@@ -90,7 +90,7 @@ class Outdated(NamedTuple):
     marker: Marker
 
 
-Verdict: TypeAlias = Stored | Outdated
+Verdict: TypeAlias = AlreadyStored | Outdated
 Commit = Callable[[list["_QueuedWrite"], float, int | None], Awaitable[None]]
 """Stores writes as one transaction, in so many seconds and attempts."""
 Judge = Callable[[PlannedWrite, float], Awaitable[Verdict]]
