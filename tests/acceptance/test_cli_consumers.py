@@ -136,6 +136,7 @@ async def test_a_name_of_another_app_is_a_wrong_argument(
         assert await refused.ended() == 2
 
 
+@pytest.mark.long
 async def test_a_second_process_logs_its_takeover(
     mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
 ) -> None:

@@ -48,6 +48,7 @@ def listed(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 async def test_running_turns_are_listed(
     service: MongoSessionService,
     at: tuple[str, ...],

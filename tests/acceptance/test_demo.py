@@ -28,6 +28,7 @@ def database_of(output: str) -> str:
     return named[1]
 
 
+@pytest.mark.long
 def test_demo_continues_a_session_in_a_new_process() -> None:
     """Without a URI, it does so on a MongoDB of its own.
 
@@ -87,6 +88,7 @@ def test_demo_keeps_its_database_when_asked(
         admin.drop_database(database)
 
 
+@pytest.mark.long
 def test_demo_interrupted_leaves_nothing(mongodb_uri: str, admin: MongoClient) -> None:
     """Ctrl-C ends the demo's processes and drops its database."""
     with subprocess.Popen(

@@ -32,6 +32,7 @@ def settings() -> dict[str, Any]:
     return project["project"]
 
 
+@pytest.mark.long
 def test_the_site_builds() -> None:
     """No link, anchor or reference is broken; each page is there, and in llms.txt."""
     subprocess.run([ROOT / "scripts" / "docs"], check=True, capture_output=True)

@@ -107,6 +107,7 @@ def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{TRANSFER}.{name}", few)
 
 
+@pytest.mark.long
 @pytest.mark.daily(2)
 @pytest.mark.parametrize("make", [sql_sqlite, sql_postgresql, sqlite, adk_mongodb])
 async def test_a_store_in_use_is_moved_and_caught_up_with(

@@ -78,6 +78,7 @@ def sessions_are_whole(admin: MongoClient, database: str, *revisions: int) -> bo
     return True
 
 
+@pytest.mark.long
 def test_a_killed_import_goes_on(
     large: Path, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_killed_catch_up_goes_on(
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_ctrl_c_names_the_way_to_resume_an_import(
     large: Path, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
@@ -183,6 +185,7 @@ async def test_an_import_may_end_at_any_moment(
     assert {130, -signal.SIGKILL} <= {*codes}, codes
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_wait_for_an_idle_pipe(
     mongodb_uri: str, database: str, admin: MongoClient, tmp_path: Path
 ) -> None:

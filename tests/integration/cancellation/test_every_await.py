@@ -125,6 +125,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.long
 @at_every_point
 @pytest.mark.parametrize("cases", GROUPS)
 async def test_a_call_cancelled_at_every_point(

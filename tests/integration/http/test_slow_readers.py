@@ -44,6 +44,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [SESSION, EVENTS, f"{CHANGES}?history=all"])
 async def test_a_slow_reader_delays_nobody(
     url: str, http: httpx.AsyncClient, path: str, caplog: pytest.LogCaptureFixture

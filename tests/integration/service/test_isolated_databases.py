@@ -60,6 +60,7 @@ async def test_reads_stay_in_their_place(places: list[Crowd]) -> None:
         assert marks_in([each async for each in log]) == place.marks_of(("a", "a"))
 
 
+@pytest.mark.long
 async def test_writes_stay_in_their_place(
     places: list[Crowd], admin: MongoClient
 ) -> None:

@@ -230,6 +230,7 @@ async def test_reads_show_their_own(crowd: Crowd, database_of: Besieged) -> None
     assert database_of.stored() == before
 
 
+@pytest.mark.long
 @by_some
 async def test_writes_change_their_own(
     crowd: Crowd, database_of: Besieged, step: int

@@ -249,6 +249,7 @@ def plain(answer: Any) -> Any:
     return answer.model_dump() if isinstance(answer, BaseModel) else answer
 
 
+@pytest.mark.long
 def test_any_calls_in_any_order(mongodb_uri: str, database: str) -> None:
     """Answers, errors and what is stored are the same as ADK's after every call."""
     with asyncio.Runner() as loop:

@@ -93,6 +93,7 @@ async def answer_each_command_once(
         await check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     [

@@ -179,6 +179,7 @@ async def fork(world: World) -> tuple[Awaitable[object], Check]:
     return world.lossy.fork_session(**world.ids, new_session_id="fork"), check
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [pytest.param(1, marks=pytest.mark.release), 2])
 async def test_each_answer_is_lost(
     mongodb_uri: str, database: str, admin: MongoClient, lost: int

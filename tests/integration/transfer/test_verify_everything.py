@@ -111,6 +111,7 @@ def _with(document: Any, name: Any, value: Any) -> Any:
     return different
 
 
+@pytest.mark.long
 async def test_every_change_of_a_field_is_found(
     service: MongoSessionService,
     copy: MongoSessionService,
