@@ -9,7 +9,7 @@ as those of ADK do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextvars import Token
 from functools import wraps
 from time import perf_counter
@@ -133,14 +133,23 @@ def traced(method: _Method[_Arguments, _Result]) -> _Method[_Arguments, _Result]
     @wraps(method)
     async def operating(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         service: Any = args[0]
-        app_name, session_id = kwargs.get("app_name"), kwargs.get("session_id")
-        for each in () if app_name else (*args, *kwargs.values()):
-            if isinstance(each, Session):
-                app_name, session_id = each.app_name, each.id
-        with Operation(name, service.database_name, app_name, session_id):
+        named = _app_and_session(args, kwargs)
+        with Operation(name, service.database_name, *named):
             return await method(*args, **kwargs)
 
     return operating
+
+
+def _app_and_session(
+    args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[object, object]:
+    """The app and the session's id that a call names, if any."""
+    if "app_name" in kwargs:
+        return kwargs["app_name"], kwargs.get("session_id")
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, Session):
+            return each.app_name, each.id
+    return None, None
 
 
 class Operation:
