@@ -11,13 +11,11 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterable,
     Iterator,
     Sequence,
 )
-from contextlib import AsyncExitStack, aclosing, nullcontext, suppress
-from functools import partial
-from itertools import chain
-from sys import getsizeof
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -31,13 +29,12 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
 )
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
-from mongo_session_service.http.readers import Reader, UnreadError
 from mongo_session_service.http.refusals import RETRY_SECONDS, SEE_LOG, UNAVAILABLE
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.storage.tasks import Pace
 
 try:
-    from sse_starlette.sse import EventSourceResponse
+    from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 except ImportError as error:
     raise ImportError(
         "Changes over HTTP need sse-starlette 3 or later:"
@@ -46,8 +43,9 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-PIECE: Final = 32_768
-"""Characters that are sent at once: a server holds so many for a client, or twice."""
+PIECE: Final = 131_072
+"""Characters that are sent at once: a server holds so many for a client, or twice, and
+a client that does not take them in time is cut off."""
 
 RECONNECT_SECONDS: Final = 2
 """Seconds after which a client should reconnect."""
@@ -72,7 +70,7 @@ class Frame(NamedTuple):
     id: str | None = None
 
 
-Frames: TypeAlias = AsyncGenerator[list[Frame], None]
+Frames: TypeAlias = AsyncGenerator[Frame, None]
 
 
 def frame_of(change: Change, place: str | None = None) -> Frame:
@@ -104,117 +102,45 @@ class OneContent:
         return key != self._key or self._is_anew
 
 
-def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
-    """Encode frames: small ones together, large ones a piece at a time.
-
-    Their texts are shared by all their readers.
-    """
-    begun = ""
-    for kind, data, id_ in frames:
-        if begun and len(begun) + len(data) > PIECE:
-            yield begun.encode()
-            begun = ""
-        named = "" if id_ is None else f"id: {id_}\n"
-        begun += f"event: {kind}\n{named}data: "
-        for at in range(0, len(data) - PIECE + 1, PIECE):
-            yield (begun + data[at : at + PIECE]).encode()
-            begun = ""
-        begun += data[len(data) // PIECE * PIECE :] + "\n\n"
-    yield begun.encode()
+def pieces_of(frame: Frame) -> Iterator[bytes]:
+    """Encode a frame, a large one a piece at a time; its text is its readers' own."""
+    kind, data, id_ = frame
+    named = "" if id_ is None else f"id: {id_}\n"
+    begun = f"event: {kind}\n{named}data: "
+    for at in range(0, len(data) - PIECE + 1, PIECE):
+        yield (begun + data[at : at + PIECE]).encode()
+        begun = ""
+    yield (begun + data[len(data) // PIECE * PIECE :] + "\n\n").encode()
 
 
-class Outbox:
-    """A queue of frames: those that are ready are sent in one call of the server."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[list[Frame]] = asyncio.Queue()
-        self._untaken = 0
-
-    async def collect(self, source: Frames) -> None:
-        """Queue the frames of a source; wait whenever ``PIECE`` bytes are unsent."""
-        pace = Pace()
-        try:
-            async for frames in source:
-                self._queue.put_nowait(frames)
-                self._untaken += sum(len(each.data) for each in frames)
-                if self._untaken >= PIECE:
-                    await self._queue.join()
-                await pace.yield_to_loop()
-        finally:
-            self._queue.put_nowait([])
-
-    async def take(self) -> list[list[Frame]]:
-        """Wait for frames, and take all; an empty list marks the end of a source."""
-        taken = [await self._queue.get()]
-        taken += [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-        self._untaken = 0
-        return taken
-
-    def note_sent(self, taken: list[list[Frame]]) -> None:
-        """Free the frames that were sent, and let their sources go on."""
-        for frames in taken:
-            frames.clear()
-            self._queue.task_done()
-
-
-class SessionFrames:
-    """Everything that happens to one session, a page of its log at a time.
-
-    A page is held for its reader until it is sent; changes that follow share their text
-    with other readers.
-    """
-
-    def __init__(self, subscription: SessionSubscription, reader: Reader) -> None:
-        self._subscription = subscription
-        self._reader = reader
-
-    async def take(self) -> list[Frame]:
-        """Wait for a page, or for what happens next; nothing at the end."""
-        subscription, pace = self._subscription, Pace()
-        is_page = not subscription.is_following
-        frames = []
-        async for change in subscription:
-            is_placed = {change.turn_position, change.revision} != {None}
-            id_ = subscription.place if is_placed else None
-            frames.append(Frame(change.kind, change.json_text, id_))
-            await pace.yield_to_loop()
-            if not subscription.has_page:
-                break
-        if is_page:
-            await self._reader.hold(sum(getsizeof(each.data) for each in frames))
-        return frames
-
-    async def follow(self, begun: list[Frame]) -> Frames:
-        """Yield what was taken already, and whatever follows."""
-        if begun:
-            yield begun
-        while True:
-            self._reader.held = 0
-            is_page = not self._subscription.is_following
-            async with self._reader.at_work() if is_page else nullcontext():
-                frames = await self.take()
-            if not frames:
-                return
-            yield frames
+async def content_frames(
+    subscription: SessionSubscription, begun: Iterable[Frame]
+) -> Frames:
+    """Yield what was taken already, and then everything that happens to a session."""
+    for frame in begun:
+        yield frame
+    async for change in subscription:
+        is_placed = {change.turn_position, change.revision} != {None}
+        yield frame_of(change, subscription.place if is_placed else None)
 
 
 async def outlines(
     subscription: Subscription,
-    is_shown: Callable[[Change], Awaitable[bool]],
+    may_send: Callable[[Change], Awaitable[bool]],
     first: Change | None,
 ) -> Frames:
     """Everything that happens to several sessions, without events and state."""
     if first is not None:
-        yield [Frame(first.kind, first.json_text)]
+        yield frame_of(first)
     async for change in subscription:
-        if change.kind != "partial" and await is_shown(change):
-            yield [Frame(change.kind, change.outline_text)]
+        if change.kind != "partial" and await may_send(change):
+            yield Frame(change.kind, change.outline_text)
 
 
 class ChangeStream(EventSourceResponse):
     """Sends what its sources have until the first of them ends, or nobody may read it.
 
-    A reader that takes too little is cut off: see :class:`Reader`.
+    A client that does not take a piece of it in time is cut off.
     """
 
     media_type = "text/event-stream"
@@ -224,7 +150,7 @@ class ChangeStream(EventSourceResponse):
         sources: Sequence[Frames],
         opened: AsyncExitStack,
         permit: Callable[[], Awaitable[None]],
-        reader: Reader,
+        limits: Limits,
         actions: Sequence[str] = (),
     ) -> None:
         """Ask for the permission again at each heartbeat; it raises if there is none.
@@ -236,24 +162,22 @@ class ChangeStream(EventSourceResponse):
         self._sources = sources
         self._opened = opened
         self._permit = permit
-        self._reader = reader
-        self._heartbeat = reader.limits.http_heartbeat_seconds
+        self._heartbeat = limits.http_heartbeat_seconds
         self._permitted_until = time.monotonic() + self._heartbeat
         super().__init__(
             self._pieces(),
             headers={"Permitted-Actions": ", ".join(actions)} if actions else {},
             ping=_NEVER,
+            send_timeout=limits.http_unread_seconds,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_unread = False
         try:
-            in_time = partial(self._reader.send, send)
-            await super().__call__(scope, receive, in_time)
-        except* UnreadError:
+            await super().__call__(scope, receive, send)
+        except* SendTimeoutError:
             is_unread = True
         finally:
-            self._reader.held = 0
             # The generator does not run if the client left before the first piece.
             await self._opened.aclose()
         if is_unread:
@@ -273,10 +197,11 @@ class ChangeStream(EventSourceResponse):
         yield sent
         try:
             async with aclosing(self._ready_frames()) as ready:
-                async for frames in ready:
-                    for piece in pieces_of(frames) if frames else [heartbeat + b"\n"]:
+                async for frame in ready:
+                    for piece in pieces_of(frame) if frame else [heartbeat + b"\n"]:
                         await self._recheck_permission()
                         yield (sent := piece)
+                    del frame  # or it would be held until the next one comes
         except MongoSessionServiceError as error:
             logger.info("A client's stream ends. %s", error)
             yield closing_error_event(*reason_of(error))
@@ -289,35 +214,33 @@ class ChangeStream(EventSourceResponse):
             await self._permit()
             self._permitted_until = now + self._heartbeat
 
-    async def _ready_frames(self) -> AsyncGenerator[list[Frame], None]:
-        """Wait for whatever the sources have; nothing for each heartbeat of silence."""
-        outbox = Outbox()
-        collecting = [
-            asyncio.create_task(outbox.collect(each)) for each in self._sources
-        ]
+    async def _ready_frames(self) -> AsyncGenerator[Frame | None, None]:
+        """Wait for whatever the sources have; None for each heartbeat of silence.
+
+        The next frame of a source is asked for once the one before was sent.
+        """
+        asked = {asyncio.ensure_future(anext(it, None)): it for it in self._sources}
         try:
             while True:
-                try:
-                    async with asyncio.timeout(self._heartbeat):
-                        taken = await outbox.take()
-                except TimeoutError:
-                    yield []
-                    continue
-                ended = [each for each in collecting if each.done()]
-                if frames := list(chain(*taken)):
-                    yield frames
-                frames.clear()
-                outbox.note_sent(taken)
-                for each in ended:
-                    each.result()
-                if collecting[0] in ended:
-                    return
+                done, _ = await asyncio.wait(
+                    asked, timeout=self._heartbeat, return_when="FIRST_COMPLETED"
+                )
+                if not done:
+                    yield None
+                while done:
+                    source = asked.pop(answer := done.pop())
+                    if answer.result() is not None:
+                        yield answer.result()
+                        asked[asyncio.ensure_future(anext(source, None))] = source
+                    elif source is self._sources[0]:
+                        return
+                    del answer  # and what it has sent
         finally:
-            for each in collecting:
+            for each in asked:
                 each.cancel()
-            await asyncio.gather(*collecting, return_exceptions=True)
+            await asyncio.gather(*asked, return_exceptions=True)
             for source in self._sources:
-                await source.aclose()  # it may hold a page that was not sent
+                await source.aclose()
 
 
 def closing_error_event(seconds: int, reason: str) -> bytes:

@@ -190,7 +190,7 @@ class AllSessions(SessionResources):
             for (name, _, has_more), rows in zip(found, permitted, strict=True)
             if rows
         ]
-        return await self.listed(self.within, {"apps": shown, **place})
+        return self.listed({"apps": shown, **place})
 
     async def list_app(
         self,
@@ -204,8 +204,7 @@ class AllSessions(SessionResources):
             rows, token = await self.find_rows(scope, query)
             place = await self._place()
         shown = await self._permitted_rows(request, rows)
-        listed = {"sessions": shown, "next_page_token": token, **place}
-        return await self.listed(scope, listed)
+        return self.listed({"sessions": shown, "next_page_token": token, **place})
 
     async def list_turns(self, request: Request, app_name: AppName) -> Response:
         """Lists the sessions of an app whose turns run, are stopping or abandoned."""
@@ -218,7 +217,7 @@ class AllSessions(SessionResources):
             {**SessionKey(*turn[:3])._asdict(), "status": turn.status} for turn in found
         ]
         permitted = await self._permitted_rows(request, rows)
-        return await self.listed(scope, {"turns": permitted})
+        return self.listed({"turns": permitted})
 
     async def stream_app(
         self,
@@ -269,8 +268,7 @@ class AllSessions(SessionResources):
                 lambda key, _: self.permission.permits(request, key, "read"),
                 opening,
             )
-            reader = self.reader(scope)
-            return ChangeStream([outlines], opening.pop_all(), permit, reader)
+            return ChangeStream([outlines], opening.pop_all(), permit, self.limits)
 
     async def _permitted_rows(
         self, request: Request, rows: list[dict[str, Any]]

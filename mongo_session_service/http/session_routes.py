@@ -24,7 +24,6 @@ from typing import (
     cast,
     get_type_hints,
 )
-from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Depends, Header, Path, Query
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
@@ -65,13 +64,11 @@ from mongo_session_service.http.change_stream import (
     Frame,
     Frames,
     OneContent,
-    SessionFrames,
+    content_frames,
     frame_of,
     outlines,
 )
-from mongo_session_service.http.readers import Reader, Readers, UnreadError
 from mongo_session_service.http.refusals import (
-    LATER,
     NO_STORE,
     REFUSALS,
     Action,
@@ -383,11 +380,10 @@ def sessions_router(
     asked. What is sent is the public view, as ADK's own server sends it: see
     :attr:`Change.json_text`. Requests are refused with problem details (RFC 9457): 403
     if ``authorize`` returns False, whether or not the session exists; 404; 413; 415;
-    422; 503 with ``Retry-After`` while MongoDB is away, or too much is read of a
-    session at once. Unknown query parameters are ignored. Pages of another origin may
-    not write: what a browser sends for them has a ``Sec-Fetch-Site`` other than
-    ``same-origin`` and ``none``, or without one an ``Origin`` that is not the ``Host``.
-    Clients that are no browsers send neither.
+    422; 503 with ``Retry-After`` while MongoDB is away. Unknown query parameters are
+    ignored. Pages of another origin may not write: what a browser sends for them has a
+    ``Sec-Fetch-Site`` other than ``same-origin`` and ``none``, or without one an
+    ``Origin`` that is not the ``Host``. Clients that are no browsers send neither.
 
     Args:
         service: The ``MongoSessionService``.
@@ -456,9 +452,6 @@ class SessionResources:
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
         self.permission = PermissionChecker(authorize, seconds, within)
-        self._readers: WeakValueDictionary[tuple[str | None, ...], Readers] = (
-            WeakValueDictionary()
-        )
 
     def router(self) -> APIRouter:
         """Make the routes; see :func:`sessions_router`."""
@@ -517,7 +510,7 @@ class SessionResources:
         """Lists a user's sessions, a page at a time; the latest first."""
         async with self.answer_in_time():
             rows, token = await self.find_rows(scope, query)
-        return await self.listed(scope, {"sessions": rows, "next_page_token": token})
+        return self.listed({"sessions": rows, "next_page_token": token})
 
     async def get_session(
         self, key: Key, query: Annotated[SessionRead, Query()]
@@ -530,19 +523,14 @@ class SessionResources:
         asked["config"] = GetSessionConfig(
             num_recent_events=query.num_recent_events, after_timestamp=since
         )
-        async with self.reading(key) as reader:
-            async with self.answer_in_time():
-                if revision is None:
-                    session = await self.service.get_session(**asked)
-                else:
-                    session = await self.service.get_session_at(
-                        **asked, revision=revision
-                    )
-            if session is None:
-                raise session_not_found_error(key.session_id)
-            text = await session_json(session)
-            await reader.hold(len(text))
-        return SlowReaderResponse(text, reader)
+        async with self.answer_in_time():
+            if revision is None:
+                session = await self.service.get_session(**asked)
+            else:
+                session = await self.service.get_session_at(**asked, revision=revision)
+        if session is None:
+            raise session_not_found_error(key.session_id)
+        return self.answer(await session_json(session))
 
     async def list_events(
         self, key: Key, query: Annotated[EventQuery, Query()]
@@ -550,24 +538,21 @@ class SessionResources:
         """Lists a session's events, a page at a time."""
         shown: list[bytes] = []
         size, has_more, pace = 0, False, Pace()
-        async with self.reading(key) as reader:
-            found = self.service.iter_events(
-                **key.id, **query.model_dump() | {"limit": query.limit + 1}
-            )
-            async with self.answer_in_time(), aclosing(found):
-                async for revision, event in found:
-                    if len(shown) == query.limit or size > self.limits.http_page_bytes:
-                        has_more = True
-                        break
-                    # One by one: the public view knows events by their names.
-                    fields = {"revision": revision, "event": event}
-                    shown.append(public_view.json_text(fields).encode())
-                    size += len(shown[-1])
-                    await pace.yield_to_loop()
-            end = b"true" if has_more else b"false"
-            text = b'{"has_more":%b,"events":[%b]}' % (end, b",".join(shown))
-            await reader.hold(len(text))
-        return SlowReaderResponse(text, reader)
+        found = self.service.iter_events(
+            **key.id, **query.model_dump() | {"limit": query.limit + 1}
+        )
+        async with self.answer_in_time(), aclosing(found):
+            async for revision, event in found:
+                if len(shown) == query.limit or size > self.limits.http_page_bytes:
+                    has_more = True
+                    break
+                # One by one: the public view knows events by their names.
+                fields = {"revision": revision, "event": event}
+                shown.append(public_view.json_text(fields).encode())
+                size += len(shown[-1])
+                await pace.yield_to_loop()
+        end = b"true" if has_more else b"false"
+        return self.answer(b'{"has_more":%b,"events":[%b]}' % (end, b",".join(shown)))
 
     async def update_session(self, key: Key, update: SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
@@ -590,8 +575,7 @@ class SessionResources:
         """Lists the versions of a conversation: the family of a session."""
         async with self.answer_in_time():
             found = await self.service.find_branches(**key.id)
-        listed = [each.model_dump() for each in found]
-        return await self.listed(Scope(*key), {"branches": listed})
+        return self.listed({"branches": [each.model_dump() for each in found]})
 
     async def show_branch(self, key: Key) -> Response:
         """Has its family show a session, in each list and tab."""
@@ -673,10 +657,10 @@ class SessionResources:
         permit = partial(self.permission.require, request, key, "read")
         actions = await self.permission.permitted_actions(request, key, "read")
         async with AsyncExitStack() as opening:
-            content, reader = await self.open_content(
-                key, query, last_event_id, opening
+            content = await self.open_content(key, query, last_event_id, opening)
+            return ChangeStream(
+                [content], opening.pop_all(), permit, self.limits, actions
             )
-            return ChangeStream([content], opening.pop_all(), permit, reader, actions)
 
     async def stream_user(
         self,
@@ -705,7 +689,6 @@ class SessionResources:
 
         actions: list[Action] = []
         sources: list[Frames] = []
-        reader = self.reader(scope)
         one = OneContent(key)
         gone = None
         if key is None:
@@ -716,7 +699,7 @@ class SessionResources:
         async with AsyncExitStack() as opening:
             if key is not None:
                 try:
-                    content, reader = await self.open_content(
+                    content = await self.open_content(
                         key, query, last_event_id, opening
                     )
                     sources = [one.until_end(content)]
@@ -730,7 +713,7 @@ class SessionResources:
                     )
             others = await self.open_outlines(scope, query, one.lacks, opening, gone)
             return ChangeStream(
-                [others, *sources], opening.pop_all(), permit, reader, actions
+                [others, *sources], opening.pop_all(), permit, self.limits, actions
             )
 
     async def open_content(
@@ -739,29 +722,24 @@ class SessionResources:
         start: StreamStart,
         last_event_id: str | None,
         opening: AsyncExitStack,
-    ) -> tuple[Frames, Reader]:
+    ) -> Frames:
         """Open the stream of a session, and read what it begins with."""
         if start.history is not None and start.after_revision is not None:
             raise InvalidInputError("Give history or after_revision, not both.")
         begun: list[Frame] = []
-        async with self.reading(key) as reader:
-            opened = await self._open_subscription(key, start, last_event_id, opening)
-            if start.history and opened[0].is_of_successor:
-                begun.append(frame_of(await anext(opened[0])))
-                opened[0].close()
-                opened = await self._open_subscription(key, start, None, opening)
-            subscription, is_whole = opened
-            content = SessionFrames(subscription, reader)
-            async with self.answer_in_time():
-                if is_whole:
-                    # After the subscription: if the session is recreated in between,
-                    # the subscription delivers ``deleted``.
-                    async with self.service.watch(*key) as changes:
-                        # Without an id: a client could not resume from it.
-                        begun.append(frame_of(await anext(changes)))
-                if not subscription.is_following:
-                    begun += await content.take()
-        return content.follow(begun), reader
+        opened = await self._open_subscription(key, start, last_event_id, opening)
+        if start.history and opened[0].is_of_successor:
+            begun.append(frame_of(await anext(opened[0])))
+            opened[0].close()
+            opened = await self._open_subscription(key, start, None, opening)
+        subscription, is_whole = opened
+        if is_whole:
+            # After the subscription: if the session is recreated in between, the
+            # subscription delivers ``deleted``.
+            async with self.answer_in_time(), self.service.watch(*key) as changes:
+                # Without an id: a client could not resume from it.
+                begun.append(frame_of(await anext(changes)))
+        return content_frames(subscription, begun)
 
     async def _open_subscription(
         self,
@@ -809,7 +787,7 @@ class SessionResources:
     ) -> Frames:
         """Subscribe to those sessions of a scope that may be shown."""
 
-        async def is_shown(change: Change) -> bool:
+        async def may_send(change: Change) -> bool:
             key = change.session_key
             return (
                 key is not None
@@ -821,7 +799,7 @@ class SessionResources:
         watching = self.service.watch(*scope, max_bytes=size, partials=query.partials)
         async with self.answer_in_time():
             subscription = await opening.enter_async_context(watching)
-        return outlines(subscription, is_shown, first)
+        return outlines(subscription, may_send, first)
 
     async def find_rows(
         self, scope: Scope, query: SessionQuery
@@ -875,29 +853,13 @@ class SessionResources:
         )
         return [summary_fields(each) for each in found]
 
-    def reader(self, key: SessionKey | Scope) -> Reader:
-        """Return a new client that is answered about a user's sessions."""
-        readers = self._readers.setdefault(key[:2], Readers(self.limits))
-        return Reader(readers, key.session_id)
-
-    async def listed(self, scope: Scope, fields: Mapping[str, object]) -> Response:
+    def listed(self, fields: Mapping[str, object]) -> Response:
         """Answer with a list, which titles and labels may make large."""
-        text, reader = public_view.json_text(fields).encode(), self.reader(scope)
-        await reader.hold(len(text))
-        return SlowReaderResponse(text, reader)
+        return self.answer(public_view.json_text(fields).encode())
 
-    @asynccontextmanager
-    async def reading(self, key: SessionKey) -> AsyncIterator[Reader]:
-        """Wait until more may be read of a user's sessions, or refuse the request."""
-        reader = self.reader(key)
-        async with AsyncExitStack() as working:
-            try:
-                async with asyncio.timeout(self.limits.http_answer_seconds):
-                    await working.enter_async_context(reader.at_work())
-            except TimeoutError:
-                why = "Too much is read of this session, or this user's, at once."
-                raise HTTPException(503, why, LATER) from None
-            yield reader
+    def answer(self, text: bytes | bytearray) -> Response:
+        """Answer with JSON that may be large, to a client that takes it in time."""
+        return LargeResponse(text, self.limits.http_unread_seconds)
 
     @asynccontextmanager
     async def answer_in_time(self) -> AsyncIterator[None]:
@@ -925,33 +887,33 @@ def json_response(fields: Mapping[str, object] | None, status: int = 200) -> Res
     return Response(text, status, NO_STORE, "application/json")
 
 
-class SlowReaderResponse(Response):
+class LargeResponse(Response):
     """Sends its body in pieces, since a server buffers whatever it receives."""
 
     media_type = "application/json"
 
-    def __init__(self, text: bytes | bytearray, reader: Reader) -> None:
+    def __init__(self, text: bytes | bytearray, seconds: float) -> None:
+        """Give a client so many seconds to take each piece."""
         super().__init__(None, headers=NO_STORE)
         self._text = text
-        self._reader = reader
+        self._seconds = seconds
 
     @override
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Send it, and free its memory."""
         del self.headers["content-length"]
         start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
         body: Message = {"type": "http.response.body"}
-        in_time = partial(self._reader.send, send)
         try:
-            await in_time({**start, "headers": self.raw_headers})
             for at in range(0, len(self._text), PIECE):
                 piece = bytes(self._text[at : at + PIECE])
-                await in_time({**body, "body": piece, "more_body": True})
-        except UnreadError:
+                async with asyncio.timeout(self._seconds):
+                    await send({**body, "body": piece, "more_body": True})
+        except TimeoutError:
             logger.info("A client's answer ends. It did not read.")
         finally:
             self._text = b""
-            self._reader.held = 0
         await send({**body, "body": b""})
 
 

@@ -101,21 +101,11 @@ class Limits:
     """Seconds after which a silent stream sends a heartbeat; after as many,
     ``authorize`` is asked again."""
     http_unread_seconds: float = 30.0
-    """Seconds after which a stream is ended whose reader takes nothing."""
+    """Seconds that a client has to take each piece of an answer or a stream."""
     http_unread_bytes: int = 8_000_000
     """Bytes of changes that may wait for the reader of a stream."""
-    http_least_rate: int = 50_000
-    """Bytes per second that a reader has to take, after as many seconds as that."""
     http_page_bytes: int = 1_000_000
     """Bytes of JSON after which a page of events ends."""
-    http_user_pages: int = 2
-    """Sessions, pages of events and of history that are read at once, of one user's
-    sessions."""
-    http_user_bytes: int = 16_000_000
-    """Bytes of these that are not sent yet; beyond, the slowest client is cut off."""
-    http_claim_rate: int = 1_000_000
-    """Bytes that an answer may have for each second that it waited for that: what is
-    small hardly waits, and much that nobody reads takes little of the server's time."""
     prune_batch: int = 40
     """Sessions that ``prune`` examines together; fewer than one step removes."""
 

@@ -22,8 +22,6 @@ OTHER = {**IDS, "user_id": "other"}
 ASTRAL = "\N{GRINNING FACE}"
 """Beside it, a character has four bytes in memory."""
 
-pytestmark = pytest.mark.limits(http_user_bytes=6_000_000, http_claim_rate=10**8)
-
 
 @pytest.fixture
 async def url(service: MongoSessionService) -> AsyncIterator[str]:
@@ -47,10 +45,9 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 @pytest.mark.long
 @pytest.mark.parametrize("path", [SESSION, EVENTS, f"{CHANGES}?history=all"])
 async def test_a_slow_reader_delays_nobody(
-    url: str, http: httpx.AsyncClient, path: str, caplog: pytest.LogCaptureFixture
+    url: str, http: httpx.AsyncClient, path: str
 ) -> None:
-    """Neither other users nor its own: for these the slowest is cut off."""
-    caplog.set_level("INFO", "mongo_session_service")
+    """Neither other users nor its own."""
     others = EVENTS.replace("/users/user/", "/users/other/")
     with ExitStack() as clients:
         for _ in range(3):
@@ -63,25 +60,12 @@ async def test_a_slow_reader_delays_nobody(
     assert [each.status_code for each in answers] == [200] * 3
     assert len(answers[1].json()["events"]) == 1
     assert len(answers[2].json()["events"]) == len(received) - 1 == 2
-    assert "did not read" in caplog.text
-
-
-async def test_a_stream_whose_history_is_read_holds_nothing(
-    url: str, http: httpx.AsyncClient
-) -> None:
-    """The user's other requests are answered while it stays open."""
-    async with Client(f"{url}{CHANGES}", history="all") as client:
-        received = await client.take(3)
-        answer = await http.get(f"{url}{EVENTS}")
-
-    assert answer.status_code == 200
-    assert [each.kind for each in received] == ["snapshot", "appended", "appended"]
 
 
 @pytest.mark.parametrize(
     "path", [SESSION, EVENTS, f"{CHANGES}?history=all", f"{USER}/sessions?limit=200"]
 )
-@pytest.mark.limits(http_unread_seconds=0.5, http_least_rate=10**9)
+@pytest.mark.limits(http_unread_seconds=0.01)
 async def test_a_reader_that_takes_too_little_is_cut_off(
     service: MongoSessionService,
     url: str,
