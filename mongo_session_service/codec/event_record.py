@@ -50,14 +50,20 @@ class EventRecord:
         return event
 
     @property
+    def _known(self) -> Document:
+        """The same, or nothing if another tool has damaged it."""
+        event = self.document.get("event")
+        return event if isinstance(event, dict) else {}
+
+    @property
     def id(self) -> Any:
-        """The event's own id."""
-        return self.event.get("id")
+        """The event's own id; None if another tool has damaged it."""
+        return self._known.get("id")
 
     @property
     def timestamp(self) -> float:
         """Seconds since 1970; 0 if another tool has damaged it."""
-        time = self.event.get("timestamp")
+        time = self._known.get("timestamp")
         return float(time) if isinstance(time, int | float) else 0.0
 
     @property
