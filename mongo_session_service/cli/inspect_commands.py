@@ -58,7 +58,7 @@ _LONG: Final = 500
 @click.command()
 @options.uri_argument
 @options.option("--app TEXT", "Only this app.")
-@options.option("--user TEXT", "Only this user.")
+@options.option("--user TEXT", "Only this user.", "user_id")
 @options.details["title"]
 @options.option(
     "--title-contains TEXT", "Only those with this in their title, in capitals or not."
@@ -112,29 +112,25 @@ async def sessions(
       mongo-session-service sessions --app my_app --where 'city="Turin"' --json
       mongo-session-service sessions --app my_app --user ada --order update_time
     """
-    given = [name for name, value in filters.items() if value and name != "user"]
+    given = [name for name, value in filters.items() if value and name != "user_id"]
     if given and (app is None or running):
         name = given[0].removesuffix("s").removesuffix("_by").replace("_", "-")
         wrong = "cannot be given with --running" if running else "needs --app"
         raise click.UsageError(f"--{name} {wrong}.")
     async with address.open_service() as service:
         if running:
-            await _show_running(address, service, app, filters["user"])
+            await _show_running(address, service, app, filters["user_id"])
             return
         if app is None:
-            await _show_apps(address, service, filters["user"])
+            await _show_apps(address, service, filters["user_id"])
             return
         wanted = {
-            "app_name": app,
-            "user_id": filters["user"],
-            "title": filters["title"],
-            "title_contains": filters["title_contains"],
-            "labels": dict(filters["labels"]) or None,
-            "where": dict(filters["where"]) or None,
-            "waiting": filters["waiting"] or None,
-            "order_by": filters["order_by"] or "create_time",
-            "newest_first": not filters["oldest_first"],
+            name: dict(value) if isinstance(value, tuple) and value else value or None
+            for name, value in filters.items()
         }
+        wanted["newest_first"] = not wanted.pop("oldest_first")
+        wanted["order_by"] = wanted["order_by"] or "create_time"
+        wanted["app_name"] = app
         await _show_sessions(address, service, wanted, limit)
 
 

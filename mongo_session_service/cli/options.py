@@ -199,9 +199,10 @@ def option(
 
 def _store_option(
     context: click.Context, parameter: click.Parameter, value: Any
-) -> None:
+) -> Any:
     if value:
         setattr(context.ensure_object(SharedOptions), str(parameter.name), value)
+    return value
 
 
 def _store_uri(
@@ -246,7 +247,7 @@ uri_argument: Final = click.argument(
     "address", metavar="[URI]", required=False, expose_value=False, callback=_store_uri
 )
 _DRY_RUN: Final = ("--dry-run", "Only show what would be done.")
-dry_run: Final = option(*_DRY_RUN)
+dry_run: Final = option(*_DRY_RUN, callback=_store_option)
 removal_options: Final = combine_decorators(
     option("--yes", "Do it without asking.", **_kept),
     option(*_DRY_RUN, **_kept),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -55,28 +55,25 @@ async def setup(address: options.ServiceAddress, *, dry_run: bool) -> bool:
     if not dry_run:
         created -= after.missing_collections
         indexes -= after.missing_indexes
-    is_complete = dry_run or not after.missing_indexes
-    if terminal.shared_options().json:
-        terminal.show_json(
-            {
-                "collections": sorted(created),
-                "indexes": sorted(indexes),
-                "missing_indexes": sorted(after.missing_indexes),
-                "schema_version": after.schema_version,
-            }
-        )
-        return is_complete
-    did = "Would create" if dry_run else "Created"
-    for names, what in ((created, "collections"), (indexes, "indexes")):
-        if names:
-            terminal.print_remark(f"{did} {what}: {', '.join(sorted(names))}.")
-    if is_complete and not (created or indexes):
-        terminal.print_remark(f"Nothing has to be created in {address.location}.")
+    is_complete = dry_run or not after.missing_indexes  # if not, a warning names them
+    figures: dict[str, Any] = {
+        "collections": sorted(created),
+        "indexes": sorted(indexes),
+        "missing_indexes": sorted(after.missing_indexes),
+        "schema_version": after.schema_version,
+    }
+    done = [
+        f"{options.did('create')} {name}: {', '.join(figures[name])}."
+        for name in ("collections", "indexes")
+        if figures[name]
+    ]
+    if is_complete and not done:
+        done.append(f"Nothing has to be created in {address.location}.")
     elif is_complete and not dry_run:
-        terminal.print_remark(
-            f"Set up {address.location}: schema version {after.schema_version}."
-        )
-    return is_complete  # if not, there was a warning
+        version = after.schema_version
+        done.append(f"Set up {address.location}: schema version {version}.")
+    terminal.show_result(figures, "\n".join(done))
+    return is_complete
 
 
 @click.command(short_help="Checks the server, the user and the setup.")

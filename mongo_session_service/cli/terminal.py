@@ -168,8 +168,7 @@ def show_rows(
         for each in found:
             show_json(each)
     elif found:
-        if heading:
-            print_remark(heading)
+        print_remark(heading)
         show(table([row(each) for each in found]))
     else:
         print_remark(nothing)
@@ -177,7 +176,7 @@ def show_rows(
 
 def print_remark(text: str) -> None:
     """Print a remark on stderr; ``-q`` silences it."""
-    if not shared_options().quiet:
+    if text and not shared_options().quiet:
         warn(text)
 
 
