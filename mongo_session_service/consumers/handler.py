@@ -13,7 +13,7 @@ from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_callable
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.tasks import cancellations
+from mongo_session_service.storage.tasks import cancellations, wait_for_end
 from mongo_session_service.storage.transactions import (
     ClientSessions,
     Transaction,
@@ -99,12 +99,18 @@ async def run_interruptibly(
     """
     context = copy_context()
     working: asyncio.Task[Result] | None = None
-    cancelled: asyncio.CancelledError | None = None
+    is_cancelled = False
     aborted = 0
+
+    def interrupt() -> None:
+        nonlocal is_cancelled
+        is_cancelled = True
+        if working is not None:
+            working.cancel()
 
     async def work_and_finish(tx: Transaction) -> Result:
         nonlocal working, aborted
-        if cancelled is not None:
+        if is_cancelled:
             raise asyncio.CancelledError
         working = asyncio.Task(work(tx), context=context)
         try:
@@ -123,13 +129,7 @@ async def run_interruptibly(
     running = asyncio.ensure_future(
         storage.run(work_and_finish, kept=kept, patient=True)
     )
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if working is not None:
-                working.cancel()
+    cancelled = await wait_for_end(running, interrupt)
     if cancelled is None:
         return running.result()
     if not running.cancelled():

@@ -15,6 +15,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Final, TypeVar
 
+from mongo_session_service.storage.tasks import wait_for_end
+
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -93,13 +95,8 @@ async def in_loop_thread(
         there.call_soon(task.cancel)  # behind its first step: what is to close begins
 
     there.call_soon_threadsafe(start)
-    cancelled: asyncio.CancelledError | None = None
-    while not ended.done():
-        try:
-            await asyncio.wait([ended])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            there.call_soon_threadsafe(cancel)
-    if cancelled is not None:
+    if cancelled := await wait_for_end(
+        ended, lambda: there.call_soon_threadsafe(cancel)
+    ):
         raise cancelled
     return task.result()

@@ -59,17 +59,29 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
         task = background(work)
     else:
         task = asyncio.create_task(work, context=Context())
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    cancelled = await wait_for_end(task)
     if cancelled is None:
         return task.result()
     if not task.cancelled() and task.exception() is not None:
         logger.warning("A cancelled call failed with %r.", type(task.exception()))
     raise cancelled
+
+
+async def wait_for_end(
+    awaited: asyncio.Future[Any], interrupt: Callable[[], object] = lambda: None
+) -> asyncio.CancelledError | None:
+    """Wait in spite of cancellations, at each of which ``interrupt`` is called.
+
+    Return the last one, which the caller is to raise; None if there was none.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not awaited.done():
+        try:
+            await asyncio.wait([awaited])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            interrupt()
+    return cancelled
 
 
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
