@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
@@ -37,6 +37,9 @@ class Subscriber(Protocol):
 
 
 _Subscriber = TypeVar("_Subscriber", bound=Subscriber)
+
+_STATE: Final = None
+"""What a topic begins with that is the state of an app or a user, and no name."""
 
 
 class Router(Generic[_Subscriber]):
@@ -168,23 +171,14 @@ def _is_known_value(write: _Write | None, value: Any, scope: Scope) -> bool:
 
 
 def _topics(scope: Scope) -> list[Hashable]:
-    app_name, user_id, session_id = scope
-    if app_name is None:
-        return ["everything"]
-    of_app = ("state of app", app_name)
-    if user_id is None:
-        return [("app", app_name), of_app, ("states of users", app_name)]
-    own = ("user", *scope[:2]) if session_id is None else ("session", *scope)
-    return [own, of_app, ("state of user", *scope[:2])]
+    """What it names, and the states of which it shows a part."""
+    names = tuple(name for name in scope if name is not None)
+    wider = (names[:length] for length in range(1, len(names)))
+    return [names, *((_STATE, *each) for each in wider)]
 
 
 def _topics_of(record: ChangeRecord) -> list[Hashable]:
-    app_name, *_ = owner = record.owner
-    if record.kind != "state":
-        # A session that is created has no subscribers of its own yet.
-        own = [] if record.kind == "created" else [("session", *owner)]
-        return ["everything", ("app", app_name), ("user", *owner[:2]), *own]
-    if len(owner) == 1:
-        return ["everything", ("state of app", app_name)]
-    of_user = ("state of user", *owner)
-    return ["everything", ("states of users", app_name), of_user]
+    # A session that is created has no subscribers of its own yet.
+    longest = len(record.owner) - (record.kind == "created")
+    wider = [record.owner[:length] for length in range(longest + 1)]
+    return [*wider, (_STATE, *record.owner)] if record.kind == "state" else [*wider]

@@ -82,27 +82,23 @@ def _report_checkpoints(_: CallbackOptions) -> Iterable[Observation]:
             yield Observation(age, labels)
 
 
-for _name, _unit, _description in (
-    ("lag", "s", "Age of the latest change when read"),
-    ("oplog_window", "s", "How far the oplog reaches back behind the feed"),
-    ("queue_depth", "{change}", "Changes not yet read"),
-    ("subscriptions", "{subscription}", "Live subscriptions"),
+_GAUGE: Final = meter.create_observable_gauge
+_COUNTER: Final = meter.create_observable_counter
+
+for _create, _name, _unit, _description in (
+    (_GAUGE, "lag", "s", "Age of the latest change when read"),
+    (_GAUGE, "oplog_window", "s", "How far the oplog reaches back behind the feed"),
+    (_GAUGE, "queue_depth", "{change}", "Changes not yet read"),
+    (_GAUGE, "subscriptions", "{subscription}", "Live subscriptions"),
+    (_COUNTER, "delivered", "{change}", "Changes read from the stream"),
+    (_COUNTER, "reconnects", "{reconnect}", "Streams resumed"),
+    (_COUNTER, "resyncs", "{resync}", "Streams restarted after a gap"),
+    (_COUNTER, "drops", "{subscription}", "Subscriptions read too slowly"),
 ):
     _report = _observations_of(f"{_name}_seconds" if _unit == "s" else _name)
-    meter.create_observable_gauge(f"{_PREFIX}.{_name}", [_report], _unit, _description)
+    _create(f"{_PREFIX}.{_name}", [_report], _unit, _description)
 
-for _name, _unit, _description in (
-    ("delivered", "{change}", "Changes read from the stream"),
-    ("reconnects", "{reconnect}", "Streams resumed"),
-    ("resyncs", "{resync}", "Streams restarted after a gap"),
-    ("drops", "{subscription}", "Subscriptions read too slowly"),
-):
-    _report = _observations_of(_name)
-    meter.create_observable_counter(
-        f"{_PREFIX}.{_name}", [_report], _unit, _description
-    )
-
-meter.create_observable_gauge(
+_GAUGE(
     f"{NAME}.consumer.checkpoint_age",
     [_report_checkpoints],
     "s",
