@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pymongo import MongoClient
+from support.patience import PATIENCE
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo_agent.py"
 UNREACHABLE = "mongodb://user:secret-password@127.0.0.1:1/?serverSelectionTimeoutMS=500"
@@ -42,7 +43,7 @@ def test_demo_continues_a_session_in_a_new_process() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
     assert (result.returncode, result.stderr) == (0, "")
@@ -77,7 +78,7 @@ def test_demo_keeps_its_database_when_asked(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
     database = database_of(result.stdout)
@@ -104,7 +105,7 @@ def test_demo_interrupted_leaves_nothing(mongodb_uri: str, admin: MongoClient) -
                 assert line, output
                 output += line
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
 
@@ -121,7 +122,7 @@ def test_demo_reports_an_unreachable_server_in_one_line() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
     failure = result.stderr
@@ -143,7 +144,7 @@ def test_demo_writes_whole_lines() -> None:
             stdout=writing,
             stderr=subprocess.DEVNULL,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
         os.close(writing)
         written = list(iter(lambda: os.read(reading, 65_536), b""))

@@ -23,12 +23,12 @@ from google.adk.cli.fast_api import get_fast_api_app
 from playwright.async_api import Locator, Page, expect
 from support.adk_tools import forget_services, with_database
 from support.http_server import serving
+from support.patience import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 MOST_LINES = 120
 LONGER = {"fastapi_chat.html": 250, "assistant_ui.jsx": 180}  # whole chats
-PATIENCE = 60.0
 
 # Lines that each program prints that ends by itself, in its first run and its second.
 LISTED = [

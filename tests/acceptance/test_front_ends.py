@@ -14,13 +14,13 @@ import pytest
 from playwright.async_api import Page, expect
 from support.adk_tools import with_database
 from support.front_ends import bundle, serve_page
+from support.patience import PATIENCE
 
 from mongo_session_service.embedded.mongod import HOST, free_ports
 
 pytestmark = pytest.mark.release
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE = 60.0
 AI_SDK = ("ai@7", "@ai-sdk/react@4")
 # Later ones need packages that npm does not have.
 ASSISTANT_UI = ("@assistant-ui/core@0.3.20", "@assistant-ui/react@0.15.21")

@@ -10,6 +10,7 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.runners import Runner
 from support.one_session import IDS
+from support.patience import PATIENCE
 from support.replica_set import FailingReplicaSet
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
@@ -17,7 +18,6 @@ from support.spoken_model import SpokenModel
 from mongo_session_service import MongoSessionService, Subscription
 
 FAULTS = 3
-PATIENCE = 60.0
 
 
 class Listener:

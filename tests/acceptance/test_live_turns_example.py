@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Locator, Page, expect
 from support.adk_tools import with_database
+from support.patience import PATIENCE
 
 from mongo_session_service.embedded.mongod import free_ports
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "live_turns.py"
-PATIENCE = 60.0
 
 Process = asyncio.subprocess.Process
 

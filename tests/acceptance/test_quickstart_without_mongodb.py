@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from support.doc_blocks import LOCAL
+from support.patience import PATIENCE
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
 NOWHERE = LOCAL.replace("27017", "1")
-PATIENCE = 60  # seconds
 DRIVERS_PATIENCE = 30  # seconds
 RUN = """
 import sys, time

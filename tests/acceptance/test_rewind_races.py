@@ -14,6 +14,7 @@ from google.adk.events import Event, EventActions
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from pymongo import MongoClient
+from support.patience import PATIENCE
 from support.scripted_model import (
     APP,
     ScriptedModel,
@@ -29,8 +30,6 @@ from typing_extensions import override
 from mongo_session_service import MongoSessionService
 
 ROUNDS = 20
-PATIENCE = 60
-"""Seconds until a rival is given up; nothing waits for them to pass."""
 
 
 class Overtaken(MongoSessionService):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from support.patience import PATIENCE
 from support.scripted_model import revisions, stored, texts_of
 
 from mongo_session_service import MongoSessionService
@@ -65,7 +66,7 @@ def halves(mongodb_uri: str, admin: MongoClient[Any]) -> Iterator[TwoHalves]:
             capture_output=True,
             check=False,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
     try:

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -116,7 +117,7 @@ def test_the_quickstart_runs_in_a_clean_environment(
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert refused.returncode == 1
         assert f"pip install 'mongo-session-service[{extra}]'" in refused.stderr

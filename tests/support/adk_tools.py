@@ -18,8 +18,9 @@ import httpx
 import pytest
 from google.adk.cli import service_registry
 
+from support.patience import PATIENCE
+
 APP = "colours"
-PATIENCE = 60.0
 
 SERVICES = """
 services:

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from mongo_session_service.cli.app import main
 from support import leak_detector
+from support.patience import PATIENCE
 
 PROGRAM = Path(sys.executable).parent / "mongo-session-service"
 ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "200"}
-PATIENCE = 60  # seconds
 
 
 def run(

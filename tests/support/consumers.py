@@ -9,9 +9,9 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 
 from mongo_session_service import Change, Consumer, MongoSessionService
+from support.patience import PATIENCE
 
 APP, USER = "app", "user"
-PATIENCE = 60.0
 
 Told = tuple[str, int | None]
 

@@ -37,6 +37,7 @@ import click
 
 from mongo_session_service.cli.app import main
 from support.forks import FORKS
+from support.patience import PATIENCE
 
 OUTPUTS = {"Output", "Output at first"}
 LOCAL = "mongodb://127.0.0.1:27017/adk?replicaSet=rs0"
@@ -66,7 +67,6 @@ FOLLOWERS = {
 """What runs until Ctrl-C, and arguments that a test adds."""
 
 PROGRAMS = Path(sys.executable).parent
-PATIENCE = 60.0
 INTERRUPTED = 130
 
 _FENCE = re.compile(

@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 from starlette.requests import Request
 
-PATIENCE = 60.0
+from support.patience import PATIENCE
 
 
 @asynccontextmanager

@@ -13,8 +13,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.service import backends_of
 from support.cancel_points import is_drivers
 from support.failpoints import open_transactions
-
-PATIENCE = 60.0
+from support.patience import PATIENCE
 
 
 def cursors(admin: MongoClient, database: str, *, streams: bool = True) -> set[int]:

@@ -14,11 +14,11 @@ from pymongo import MongoClient
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes.change import Change
 from mongo_session_service.feed.subscription import Subscription
+from support.patience import PATIENCE
 
 APP, USER, ID = "app", "user", "s"
 IDS = {"app_name": APP, "user_id": USER}
 SESSION = {**IDS, "session_id": ID}
-PATIENCE = 60.0
 
 
 def new_event(author: str = "x", /, **delta: Any) -> Event:

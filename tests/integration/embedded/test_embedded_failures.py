@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from pymongo.uri_parser import parse_uri
+from support.patience import PATIENCE
 
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 from mongo_session_service.embedded.mongod import find_mongod
@@ -158,7 +159,7 @@ def test_a_killed_owner_leaves_nothing() -> None:
 def test_a_forked_child_may_use_it_but_not_end_it() -> None:
     """A child that leaves the with block stops nothing."""
     with run_python(FORKER) as forker:
-        output, _ = forker.communicate(timeout=30)
+        output, _ = forker.communicate(timeout=PATIENCE)
     assert output.split() == ["left", "left"]
     assert forker.returncode == 0
 

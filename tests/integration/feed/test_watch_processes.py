@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from support.patience import PATIENCE
 
 PROGRAM = """
 import asyncio, os, sys
@@ -96,7 +97,7 @@ def test_awkward_programs(mongodb_uri: str, database: str, ending: str) -> None:
     """Each gets what it is due, ends in time, and has nothing to complain of."""
     command = [sys.executable, "-c", PROGRAM + ending, mongodb_uri, database]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
 
     assert done.returncode == 0, done.stderr

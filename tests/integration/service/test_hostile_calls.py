@@ -31,6 +31,7 @@ from support.hostile_values import (
     parameters,
     usual,
 )
+from support.patience import PATIENCE
 
 from mongo_session_service import (
     Consumer,
@@ -50,8 +51,6 @@ DOCUMENTED = (
     TimeoutError,  # of wait_for
 )
 """A refusal by the server is none of them: it should never have been asked."""
-
-PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 )
 from pydantic import BaseModel
 from support.fake_clock import Clock
+from support.patience import PATIENCE
 from support.strategies import identical, json_values
 
 from mongo_session_service import MongoSessionService
@@ -35,7 +36,6 @@ from mongo_session_service import MongoSessionService
 Result = TypeVar("Result")
 Call = Callable[[BaseSessionService], Coroutine[Any, Any, Result]]
 
-PATIENCE = 60.0
 
 USERS, NAMES = ["u", "v"], ["s", "t"]
 ALL = list(itertools.product(USERS, NAMES))

@@ -20,7 +20,7 @@ from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
 
 OWNER = {"app_name": "app", "user_id": "user"}
-AT_ONCE = 5.0
+AT_ONCE = 20.0
 """Seconds within which what is not locked is stored, on a busy machine as well."""
 
 

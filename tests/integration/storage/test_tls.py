@@ -26,7 +26,7 @@ from mongo_session_service.embedded.mongod import HOST
 
 pytestmark = pytest.mark.xdist_group("secured")
 
-AT_ONCE = 10
+AT_ONCE = 20
 """Seconds in which a refusal is told; the driver would take 30 to give up."""
 
 

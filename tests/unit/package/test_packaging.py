@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.patience import PATIENCE
 
 import mongo_session_service
 
@@ -89,7 +90,11 @@ def test_script_runs_and_explains_itself(script: Path) -> None:
     assert script.read_text().startswith("#!")
 
     result = subprocess.run(
-        [script, "--help"], capture_output=True, text=True, check=False, timeout=30
+        [script, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
     )
 
     assert result.returncode == 0, result.stderr

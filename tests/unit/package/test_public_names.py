@@ -12,6 +12,7 @@ from importlib import import_module, metadata
 
 import pytest
 from packaging.version import Version
+from support.patience import PATIENCE
 
 import mongo_session_service
 
@@ -89,7 +90,7 @@ def run(program: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
