@@ -128,7 +128,7 @@ def database(pool: DatabasePool) -> Iterator[str]:
 @pytest.fixture
 def day(request: pytest.FixtureRequest) -> str:
     """What chooses the samples of a test that takes them itself."""
-    return str(request.config.getoption("sample"))
+    return str(request.config.option.sample)
 
 
 @pytest.fixture

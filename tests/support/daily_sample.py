@@ -2,7 +2,7 @@
 
 ``@pytest.mark.daily(2)`` has two cases of a test run, chosen by the date and their
 names: the same wherever the suite runs on a day. The others are marked ``release``, and
-``scripts/check-release`` runs all.
+``scripts/check-release`` runs all. So does whoever chooses tests, by a path or a name.
 """
 
 from __future__ import annotations
@@ -14,21 +14,29 @@ from collections.abc import Iterable
 
 import pytest
 
-WHOLE = "whole"
+ALL, NONE = "all", "none"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample",
-        default=str(dt.datetime.now(dt.UTC).date()),
         metavar="DATE",
-        help=f"run a day's samples of tests; '{WHOLE}' leaves all their cases to "
+        help=f"run the cases of this day, or '{ALL}' of them; '{NONE}' leaves them to "
         "-m release",
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist hands the options to its workers
+def pytest_configure(config: pytest.Config) -> None:
+    """Run all cases of what is chosen, and of all tests a sample."""
+    is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    today = str(dt.datetime.now(dt.UTC).date())
+    usual = today if is_whole and not config.option.keyword else ALL
+    config.option.sample = config.option.sample or usual
+
+
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"daily samples: --sample {config.getoption('sample')}"
+    return f"daily samples: --sample {config.option.sample}"
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -36,14 +44,14 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Leave to a release what is not chosen."""
-    day = config.getoption("sample")
+    day = config.option.sample
     products: dict[tuple[str, int], dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
-        if mark := item.get_closest_marker("daily"):
+        if day != ALL and (mark := item.get_closest_marker("daily")):
             product = _product(item, **mark.kwargs), mark.args[0]
             products[product][item.nodeid] = item
     for (_, count), cases in products.items():
-        for name in in_turn(day, cases)[0 if day == WHOLE else count :]:
+        for name in in_turn(day, cases)[0 if day == NONE else count :]:
             cases[name].add_marker("release")
 
 

@@ -218,6 +218,7 @@ async def test_a_feature_needs_no_more_than_is_granted_for_it(
     assert kept == []
 
 
+@pytest.mark.daily(21)
 @pytest.mark.parametrize(
     ("feature", "privilege"),
     [

@@ -205,6 +205,7 @@ async def test_a_stream_has_the_events_and_state_of_adks_own_server(
         assert [each.data["event"] for each in received[1:]] == theirs.json()["events"]
 
 
+@pytest.mark.daily(9)
 @pytest.mark.parametrize("name", OUTLETS)
 async def test_no_credential_leaves_the_process(world: World, name: str) -> None:
     """What is shown shows no secret, and is shown."""

@@ -302,6 +302,7 @@ def test_the_extra_is_asked_for_by_name() -> None:
     assert "pip install 'mongo-session-service[sse]'" in done.stderr
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("count", [0, 2, 5])
 @pytest.mark.parametrize("query", [{}, {"history": "all"}])
 @pytest.mark.parametrize("stream", [CHANGES, USER_CHANGES])

@@ -43,6 +43,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.long
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("path", [SESSION, EVENTS, f"{CHANGES}?history=all"])
 async def test_a_slow_reader_delays_nobody(
     url: str, http: httpx.AsyncClient, path: str

@@ -126,6 +126,7 @@ PAGES = [
 
 
 @pytest.mark.usefixtures("session")
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(("headers", "status"), PAGES, ids=str)
 async def test_only_pages_of_other_origins_cannot_write(
     service: MongoSessionService, headers: dict[str, str], status: int

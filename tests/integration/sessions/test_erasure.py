@@ -140,6 +140,7 @@ async def test_no_checkpoint_of_the_stream_names_a_user(
 
 
 @pytest.mark.limits(replay_page_events=2)
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("is_long", [False, True])
 @pytest.mark.parametrize("read", range(1, 10))
 async def test_a_replay_continues_after_an_erased_user(
