@@ -399,13 +399,13 @@ def decode_new_session(
 def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
     """True if a stored sub-document is the very event of an append."""
     one, other = (
-        event if hooks.after_load is None else loaded_fields(event, append.key, hooks)
+        event if hooks.after_load is None else _loaded_fields(event, append.key, hooks)
         for event in (append.event, document)
     )
     return bool(bson.encode(one) == bson.encode(other))
 
 
-def loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
+def _loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
     fields = hooks.loaded_event(bson_values.decode_value(event), Owner.of_session(key))
     return bson_values.encode_value(fields)
 

@@ -225,10 +225,9 @@ class Transaction:
         update: Update,
         *,
         fields: tuple[str, ...] = (),
-        before: bool = False,
         time_limit: float | None = None,
     ) -> Document | None:
-        """Update one document; return it as it is then, or was before.
+        """Update one document; return it as it is then.
 
         The server waits for a locked document for ``time_limit`` seconds at most.
         """
@@ -241,7 +240,7 @@ class Transaction:
             update.change,
             projection=dict.fromkeys(fields, 1) or None,
             upsert=update.upsert,
-            return_document=not before,
+            return_document=True,
             **options,
         )
         return found
