@@ -139,7 +139,7 @@ def unknown_needs(document: Document) -> list[str]:
 
 def state_fields(document: Document | None) -> Any:
     """The state of an app or a user, as it is stored; empty if none ever was."""
-    return document["state"] if document else {}
+    return document.get("state") if document else {}
 
 
 def decode_fields_of(owner: Owner, fields: Any) -> dict[str, Any]:
@@ -520,21 +520,14 @@ class RecordChange(NamedTuple):
 
     @property
     def update(self) -> Document:
-        return fields_update(self.fields, self.counted)
+        kept = {name: value for name, value in self.fields.items() if value is not None}
+        removed = {name: "" for name in self.fields if name not in kept}
+        changes = {"$set": kept, "$unset": removed, "$inc": self.counted}
+        return {operator: change for operator, change in changes.items() if change}
 
     @property
     def after(self) -> SessionRecord:
         return self.before.replaced(self.fields)
-
-
-def fields_update(
-    fields: Mapping[str, Any], counted: Mapping[str, int] | None = None
-) -> Document:
-    """Build a change that sets fields, and removes those that are None."""
-    kept = {name: value for name, value in fields.items() if value is not None}
-    removed = {name: "" for name, value in fields.items() if value is None}
-    changes = {"$set": kept, "$unset": removed, "$inc": counted or {}}
-    return {operator: change for operator, change in changes.items() if change}
 
 
 def removal_announcement(key: SessionKey) -> Document:

@@ -158,7 +158,7 @@ def _state_changes(stored: Document, hooks: Hooks, time: float) -> Iterator[Chan
     owner = (id_,) if isinstance(id_, str) else tuple(id_.values())
     try:
         values = bson_values.decode_fields(state_fields(stored))
-    except (AttributeError, KeyError, StorageError):
+    except (AttributeError, StorageError):
         message = "A subscriber does not receive the state of %s: it cannot be read."
         logger.warning(message, Owner(*owner))
         return

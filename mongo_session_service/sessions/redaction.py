@@ -373,7 +373,7 @@ async def _find_shared_keys(
     states: dict[Owner, Document] = {}
     for owner, collection, id_ in _shared_scopes(part.key):
         found = await tx.find_one(Query(collection, {"_id": id_}))
-        states[owner] = state_fields(found)
+        states[owner] = state_fields(found) or {}
     keys: dict[Owner, set[str]] = {owner: set() for owner in states}
     for some in cut_by_size(part.revisions, storage.limits.redacted_events):
         fields = event_log.outline_fields(storage, event_log.DELTA)

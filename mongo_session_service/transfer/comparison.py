@@ -21,12 +21,15 @@ from mongo_session_service.codec.documents import (
     event_document,
     event_fields,
 )
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.codec.record import (
     FORKED_FROM,
     INITIAL,
     LOG_BEGINS,
+    SessionRecord,
     is_placeholder,
+    state_fields,
 )
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import (
@@ -56,7 +59,6 @@ from mongo_session_service.transfer.sources import (
     Source,
     StoreSource,
     add_initial_states,
-    key_of_event,
     session_text,
     stored_header,
 )
@@ -259,7 +261,7 @@ def compare_state(
     here = decode_state(wanted.state, owner, hooks)
     there = None
     with suppress(StorageError):
-        there = decode_state(stored.get("state") if stored else {}, owner, hooks)
+        there = decode_state(state_fields(stored), owner, hooks)
     revision = stored.get("revision") if stored else None
     is_noted = note is not None and note["revision"] == revision
     differs = not is_same_value(here, there)
@@ -309,8 +311,7 @@ class StoreTarget:
         (stored,) = await self._storage.read(wanted)
         for each in stored:
             key = SessionKey(**each["_id"])
-            expires = each.get("expire_time")
-            is_over = isinstance(expires, float) and expires <= now
+            is_over = not SessionRecord.part(key, each).is_visible(now)
             if is_over and not self._is_read_only:
                 is_over = await remove_expired(self._storage, key)
             if not is_over:
@@ -332,7 +333,7 @@ class StoreTarget:
             wanted = Query("events", queries.any_of(ranges), order=1)
             (events,) = await self._storage.read(wanted)
             for event in events:
-                found.setdefault(key_of_event(event), []).append(event)
+                found.setdefault(EventRecord(event).key, []).append(event)
         return found
 
     async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:

@@ -39,6 +39,7 @@ from mongo_session_service.codec.documents import (
     decode_state,
     event_fields,
 )
+from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.record import (
@@ -46,6 +47,7 @@ from mongo_session_service.codec.record import (
     SessionRecord,
     UnknownNeedError,
     initial_beside,
+    state_fields,
 )
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -442,8 +444,8 @@ class StoreSource(BaseSource):
     ) -> SharedState | Problem:
         owner = Owner.of_shared(app_name, user_id)
         try:
-            state = decode_state(document["state"], owner, self.storage.hooks)
-        except (KeyError, UnreadableError):
+            state = decode_state(state_fields(document), owner, self.storage.hooks)
+        except UnreadableError:
             return Problem(str(SharedState(app_name, user_id, {})), ALTERED)
         return SharedState(app_name, user_id, state)
 
@@ -543,13 +545,10 @@ async def add_initial_states(storage: Storage, sessions: Iterable[Document]) -> 
     ids = [key.event_id(0) for key in lacking]
     (found,) = await storage.read(Query("events", {"_id": {"$in": ids}}))
     for apart in found:
-        if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
-            document = lacking[key_of_event(apart)]
+        before = EventRecord(apart)
+        if INITIAL in apart and isinstance(before.revision, int):
+            document = lacking[before.key]
             document[INITIAL] = initial_beside(document, [apart])
-
-
-def key_of_event(event: Document) -> SessionKey:
-    return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
 
 
 @asynccontextmanager
