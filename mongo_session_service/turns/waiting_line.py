@@ -74,7 +74,7 @@ async def load_turn_states(
             session = SessionRecord.part(SessionKey(**each["_id"]), each)
             turn = session.turn
             turns[session.key] = TurnStatus(
-                each["create_time"],
+                session.created,
                 each["is_free"],
                 turn.get("epoch", 0),
                 turn.get("stop"),
