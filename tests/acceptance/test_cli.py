@@ -290,29 +290,6 @@ async def test_dead_letters_are_handled_again(
     assert "There is no module 'nowhere'" in missing.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        (["watch", "--session", "s"], 2, "--session needs --app and --user"),
-        (["watch", "--after-revision", "1"], 2, "--after-revision needs --session"),
-        (["watch", *SESSION], 1, "not found. Check app, user"),
-        (["consumers", "dead-letters", "x"], 1, "No consumer is named 'x' in"),
-        (["consumers", "--uri", "mongodb://ada:secret@["], 1, "cannot be used"),
-        (["nonsense"], 2, "No such command"),
-    ],
-)
-def test_errors_are_one_line(
-    mongodb_uri: str, database: str, arguments: list[str], status: int, says: str
-) -> None:
-    """Errors name the remedy, never a password, and have an exit code of their own."""
-    done = run(*arguments, MONGODB_URI=mongodb_uri.replace("/?", f"/{database}?"))
-
-    assert done.returncode == status
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "secret" not in done.stderr
-
-
 def test_a_port_in_use_is_named(mongodb_uri: str) -> None:
     """With what to do about it."""
     with closing(socket.create_server(("127.0.0.1", 0))) as other:

@@ -220,32 +220,3 @@ def test_a_dry_setup_names_what_it_would_create(
         "schema_version": 1,
     }
     assert [each.returncode for each in (everything, one)] == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["show", "my app", "u", "s"], 1, "sessions --app 'my app'` lists them."),
-        (["set", *WHO, "--title", "x"], 1, "Session 's' not found."),
-        (["set", *WHO], 2, "Nothing to set"),
-        (["set", *WHO, "--title", "x", "--no-title"], 2, "either --title or"),
-        (["set", *WHO, "--ttl", "1d", "--no-expiry"], 2, "only one of --ttl"),
-        (["set", *WHO, "--ttl", "1w"], 2, "such as 7200s, 12h or 7d"),
-        (["erase", *WHO, "--yes"], 0, "Nothing was stored about session"),
-        (["erase", "app", "x", "--yes"], 0, "Nothing was stored about user x"),
-        (["erase", "app", "", "--yes"], 0, "Nothing was stored about user"),
-    ],
-)
-def test_a_wrong_database_stays_empty(
-    at: tuple[str, ...],
-    admin: MongoClient,
-    arguments: list[str],
-    code: int,
-    says: str,
-) -> None:
-    """Mistakes are explained, and create nothing."""
-    done = call(*arguments, *at)
-
-    assert (done.returncode, done.stdout) == (code, "")
-    assert says in done.stderr
-    assert admin[at[-1]].list_collection_names() == []

@@ -333,39 +333,3 @@ async def test_a_time_beyond_the_calendar_is_shown(
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "r1    1e+15 s  agent" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["sessions", "--label", "a=b"], 2, "--label needs --app."),
-        (["sessions", "--app", "a", "--label", "b"], 2, "'b' is not NAME=VALUE"),
-        (["sessions", "--app", "a", "--where", "b=c"], 2, "quotes: 'b=\"c\"'."),
-        (["sessions", "--app", "a", "--where", "user:b=1"], 1, "own state only"),
-        (
-            ["sessions", "--app", "a", "--order", "update_time"],
-            1,
-            "name a user_id",
-        ),
-        (["sessions", "--oldest-first"], 2, "--oldest-first needs --app."),
-        (["sessions", "--order", "update_time"], 2, "--order needs --app."),
-        (["show", "trips", "ada"], 2, "Missing argument 'SESSION'"),
-        (["show", "trips", "ada", "x"], 1, "sessions --app trips` lists them"),
-        (["show", "trips", "", "x"], 1, "user_id must not be empty"),
-        (["shwo"], 2, "Did you mean 'show'?"),
-    ],
-)
-def test_mistakes_are_explained(
-    at: tuple[str, ...],
-    admin: MongoClient,
-    database: str,
-    arguments: list[str],
-    code: int,
-    says: str,
-) -> None:
-    """An error says what to do, and a command that looks creates nothing."""
-    done = call(*arguments, *at)
-
-    assert (done.returncode, done.stdout) == (code, "")
-    assert says in done.stderr
-    assert admin[database].list_collection_names() == []

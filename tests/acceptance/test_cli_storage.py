@@ -77,11 +77,3 @@ async def test_people_read_a_table(at: tuple[str, ...]) -> None:
     titles = [line.split()[0] for line in done.stdout.splitlines() if line]
     assert titles[:3] == ["COLLECTION", "sessions", "events"]
     assert "kB" in done.stdout
-
-
-def test_an_empty_database_has_none(mongodb_uri: str, new_database: str) -> None:
-    """Nothing is created to look at."""
-    done = call("storage", "--uri", mongodb_uri, "--database", new_database)
-
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "Nothing is stored" in done.stderr

@@ -102,27 +102,3 @@ async def test_a_session_is_shown_with_the_end_of_its_last_turn(
     ends = "The turn was cut off: its process has ended."
     assert f"error INVOCATION_ABORTED: {ends}" in after.stdout
     assert "\nLast turn: cut off: its process died\n" in after.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        ([], 0, "No turn is running in database "),
-        (["--user", "ada"], 2, "--user needs --app."),
-        (["--app", "a", "--waiting"], 2, "--waiting cannot be given with --running."),
-    ],
-)
-def test_on_a_wrong_database_nothing_is_created(
-    at: tuple[str, ...],
-    admin: MongoClient[Any],
-    database: str,
-    arguments: list[str],
-    code: int,
-    says: str,
-) -> None:
-    """Mistakes are explained, and there is nothing to list."""
-    done = call("sessions", "--running", *arguments, *at)
-
-    assert (done.returncode, done.stdout) == (code, "")
-    assert says in done.stderr
-    assert admin[database].list_collection_names() == []

@@ -96,22 +96,19 @@ async def test_prune_takes_criteria(
     counted = call("prune", *idle, "--dry-run", "--json", *place)
     of_one = call("prune", *old, *place)
     of_all = call("prune", *idle, "--json", *place)
-    nonsense = call("prune", "--idle-for", "soon", *place)
 
     assert json.loads(counted.stdout) == {"sessions": 2, "events": 0}
     assert of_one.stderr.startswith("Removed 1 session and 0 events in ")
     assert json.loads(of_all.stdout) == {"sessions": 1, "events": 0}
-    assert nonsense.returncode == 2
-    assert "'soon' is not a duration such as 7200s, 12h or 7d." in nonsense.stderr
 
 
 def test_prune_fails_in_one_line() -> None:
-    """Without a server it says so and exits with 1; wrong usage exits with 2."""
+    """Without a server it says so and exits with 1."""
     nowhere = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300"
 
-    failed, wrong = call("prune", "--uri", nowhere), call("prune", "--all")
+    failed = call("prune", "--uri", nowhere)
 
-    assert (failed.returncode, wrong.returncode) == (1, 2)
+    assert failed.returncode == 1
     assert failed.stderr.startswith("Error: MongoDB is unavailable")
     assert failed.stderr.count("\n") == 1
     assert "imeout" not in failed.stderr  # the driver's words

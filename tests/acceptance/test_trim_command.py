@@ -35,9 +35,7 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
     trimmed = call("trim", "app", "--older-than", "36h", *place)
     again = call("trim", "app", "--older-than", "1d", "--json", *place)
     shown = call("show", "app", "ada", "s", *place)
-    unknown = call("trim", "nosuch", "--older-than", "1d", *place)
 
-    assert unknown.stderr.startswith("App nosuch has no sessions in ")
     assert (trimmed.returncode, trimmed.stdout) == (0, "")
     assert trimmed.stderr.startswith("Removed 2 events from 1 of 3 sessions in ")
     assert json.loads(again.stdout) == {"sessions": 3, "trimmed": 0, "events": 0}
@@ -48,11 +46,3 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
         for events in [service.iter_events(app_name=app, user_id=user, session_id="s")]
     }
     assert counts == {("app", "ada"): 1, ("app", "bob"): 2, ("other", "ada"): 2}
-
-
-def test_an_age_is_needed() -> None:
-    """Without one, or with something else, no server is asked."""
-    refused = call("trim", "app", "--older-than=1w")
-
-    assert (refused.returncode, call("trim", "app").returncode) == (2, 2)
-    assert "is not a duration" in refused.stderr

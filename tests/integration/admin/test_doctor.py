@@ -174,15 +174,3 @@ def test_the_doctors_exit_code_reports_failures(
     findings = [json.loads(line) for line in told.stdout.splitlines()]
     assert [each["check"] for each in findings] == list(doctor.CHECKS)
     assert database not in admin.list_database_names()
-
-
-def test_looking_for_consumers_creates_nothing(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """A wrong database name leaves no trace, whatever is asked about consumers."""
-    where = ["--uri", mongodb_uri, "--database", database]
-
-    assert call("consumers", *where).returncode == 0
-    assert call("consumers", "dead-letters", "billing", *where).returncode == 1
-
-    assert database not in admin.list_database_names()
