@@ -153,7 +153,7 @@ def encode_new_session(
     hooks: Hooks,
     details: StoredDetails = NO_DETAILS,
 ) -> NewSession:
-    flat = _json_state(state)
+    flat = json_state(state)
     if hooks.is_missing:
         details = details.with_display_name(flat)
     else:
@@ -176,7 +176,7 @@ def encode_state(
         owner.prefix + key if isinstance(key, str) else key: value
         for key, value in state.items()
     }
-    stored = hooks.state_to_store(_json_state(shown), owner._replace(prefix=""))
+    stored = hooks.state_to_store(json_state(shown), owner._replace(prefix=""))
     parts = _split_scopes(bson_values.encode_values(stored))
     by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
     fields = by_prefix.get(owner.prefix, parts.session)
@@ -226,7 +226,7 @@ def _encode_event(
         document, is_doubtful = events.dump_event(event)
     except InvalidInputError as error:
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
-    delta = _json_state(event.actions.state_delta)
+    delta = json_state(event.actions.state_delta)
     if hooks.before_store is not None:
         delta = hooks.state_to_store(delta, Owner.of_session(key))
     document["actions"]["state_delta"] = bool(delta)  # its place among the fields
@@ -410,7 +410,7 @@ def _loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
     return bson_values.encode_value(fields)
 
 
-def _json_state(state: object) -> dict[str, Any]:
+def json_state(state: object) -> dict[str, Any]:
     """Check a flat state; return the JSON forms of its values, without ``temp:``."""
     if not isinstance(state, dict):
         message = f"state must be a dict, not {type(state).__name__}."

@@ -49,6 +49,7 @@ from typing_extensions import override
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
+from mongo_session_service.codec.documents import json_state
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -617,13 +618,14 @@ class SessionResources:
         return json_response(begun, 202)
 
     def _check_delta(self, delta: Mapping[str, Any]) -> None:
-        """Refuse state that a client may not set."""
+        """Refuse state that a client may not set, and what could not be stored."""
         for key in delta.keys() - self.client_state:
             for prefix in filter(key.startswith, _NOT_OF_CLIENTS):
                 why = (
                     f"Set keys of the session alone in stateDelta, and none of {prefix}"
                 )
                 raise HTTPException(422, why)
+        json_state(delta)
 
     async def get_turn(self, key: Key) -> Response:
         """Shows the turn that a session has, or had last; one cut off is abandoned."""

@@ -47,29 +47,32 @@ async def asked(url: str, method: str = "GET") -> httpx.Response:
         return await http.request(method, url, json=body)
 
 
-@pytest.mark.parametrize(("method", "path", "action"), REQUESTS, ids=str)
 @pytest.mark.usefixtures("session")
 async def test_each_action_has_its_permission(
-    service: MongoSessionService, method: str, path: str, action: str
+    service: MongoSessionService, subtests: pytest.Subtests
 ) -> None:
     """Who may do everything else is refused, before anybody looks what exists."""
     received: list[dict[str, Any]] = []
+    refused = ""
 
     async def all_but_one(_: Request, **request: Any) -> bool:
         received.append(request)
-        return bool(request["action"] != action)
+        return bool(request["action"] != refused)
 
     async with serving(app_of(service, authorize=all_but_one)) as url:
-        answers = [
-            await asked(f"{url}{each}", method)
-            for each in (path, path.replace("sessions/s", "sessions/none"))
-        ]
-
-    assert [each.status_code for each in answers] == [403, 403]
-    assert answers[0].content == answers[1].content
-    assert answers[0].json()["detail"] == "You may not do this."
-    named = None if action == "list" else "s"
-    assert {**IDS, "session_id": named, "action": action} in received
+        for method, path, refused in REQUESTS:
+            received.clear()
+            with subtests.test(method=method, path=path):
+                answers = [
+                    await asked(f"{url}{each}", method)
+                    for each in (path, path.replace("sessions/s", "sessions/none"))
+                ]
+                assert [each.status_code for each in answers] == [403, 403]
+                assert answers[0].content == answers[1].content
+                assert answers[0].json()["detail"] == "You may not do this."
+                named = None if refused == "list" else "s"
+                expected = {**IDS, "session_id": named, "action": refused}
+                assert expected in received
     assert not service.feed_stats().is_running
     stored = await service.find_sessions(**IDS)
     assert [(each.id, each.title) for each in stored.sessions] == [("s", None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -253,48 +254,44 @@ async def test_a_second_request_for_a_turn_is_refused(
     await send(url, "DELETE", f"{SESSION}/turn")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/apps/app/users/user/sessions/missing/turns", QUESTION, 404),
-        ("/apps/other/users/user/sessions/s/turns", QUESTION, 404),
-        (f"{SESSION}/turns", {**QUESTION, "secret": 1}, 422),
-        (f"{SESSION}/turns", {"newMessage": "hello"}, 422),
-        (f"{SESSION}/turns", {"newMessage": {"role": "user"}}, 422),
-        (f"{SESSION}/turns", {}, 422),
-    ],
-)
+NESTED: Any = functools.reduce(lambda inner, _: [inner], range(300), "s3cret")
+BAD_REQUESTS = [
+    ("/apps/app/users/user/sessions/missing/turns", QUESTION, 404),
+    ("/apps/other/users/user/sessions/s/turns", QUESTION, 404),
+    (f"{SESSION}/turns", {**QUESTION, "secret": 1}, 422),
+    (f"{SESSION}/turns", {"newMessage": "hello"}, 422),
+    (f"{SESSION}/turns", {"newMessage": {"role": "user"}}, 422),
+    (f"{SESSION}/turns", {}, 422),
+    (f"{SESSION}/turns", {**QUESTION, "stateDelta": {"x" * 4097: 1}}, 422),
+    (f"{SESSION}/turns", {**QUESTION, "stateDelta": {"nested": NESTED}}, 422),
+]
+
+
 async def test_a_bad_request_runs_no_turn(
-    url: str, path: str, body: dict[str, Any], status: int
+    url: str, service: MongoSessionService, subtests: pytest.Subtests
 ) -> None:
-    """The answer names what is wrong."""
-    answer = await send(url, "POST", path, body)
-    assert (answer.status_code, answer.json()["status"]) == (status, status)
-    none = await send(url, "DELETE", f"{SESSION}/turn")
-    assert none.status_code == 404
+    """The answer names what is wrong, and nothing that was given."""
+    for path, body, status in BAD_REQUESTS:
+        with subtests.test(body=str(body)[:100]):
+            answer = await send(url, "POST", path, body)
+            assert (answer.status_code, answer.json()["status"]) == (status, status)
+            assert "s3cret" not in answer.text
+    assert await service.find_turns() == []
 
 
-@pytest.mark.parametrize(
-    ("key", "prefix"),
-    [
-        ("app:system_prompt", "app:"),
-        ("user:theme", "user:"),
-        ("temp:is_admin", "temp:"),
-        ("__session_metadata__", "__session_metadata__"),
-    ],
-)
 async def test_a_client_sets_state_of_the_session_alone(
-    url: str, service: MongoSessionService, key: str, prefix: str
+    url: str, service: MongoSessionService, subtests: pytest.Subtests
 ) -> None:
     """The answer names whose state it would have been, not the value."""
-    delta = {"mood": "good", key: {"displayName": "s3cret"}}
-    answer = await send(
-        url, "POST", f"{SESSION}/turns", {**QUESTION, "stateDelta": delta}
-    )
-
-    assert answer.status_code == 422
-    assert answer.json()["detail"].endswith(f"none of {prefix}")
-    assert "s3cret" not in answer.text
+    for key in ("app:prompt", "user:theme", "temp:admin", "__session_metadata__"):
+        delta = {"mood": "good", key: {"displayName": "s3cret"}}
+        body = {**QUESTION, "stateDelta": delta}
+        with subtests.test(key=key):
+            answer = await send(url, "POST", f"{SESSION}/turns", body)
+            prefix = key[: key.find(":") + 1] or key
+            assert answer.status_code == 422
+            assert answer.json()["detail"].endswith(f"none of {prefix}")
+            assert "s3cret" not in answer.text
     session = await service.get_session(**IDS)
     assert session is not None
     assert session.state == {}
