@@ -9,7 +9,7 @@ from mongo_session_service.admin.privileges import FEATURES, role_for, script
 
 if TYPE_CHECKING:
     from mongo_session_service.admin import (  # noqa: F401
-        positions,
+        consumer_places,
         sizes,
         stored_contents,
     )
@@ -27,7 +27,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import what needs a service on first use: roles need no ADK, which is slow."""
-    if name in {"stored_contents", "positions", "sizes"}:  # which the command line uses
+    # Which the command line uses.
+    if name in {"stored_contents", "consumer_places", "sizes"}:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -247,7 +247,7 @@ async def remove(address: options.ServiceAddress, name: str) -> None:
         )
         options.confirm(f"This removes {what}.")
         if not terminal.shared_options().dry_run:
-            await admin.positions.remove_consumer(service, status)
+            await admin.consumer_places.remove_consumer(service, status)
     terminal.show_result(
         {"name": name, "dead_letters": status.dead_letters},
         f"{options.did('remove')} {what}.",
@@ -280,13 +280,13 @@ async def reset(
     """
     async with address.open_service() as service:
         status = await _stopped_consumer(service, name, address)
-        position = await admin.positions.start_position(service, to)
+        place = await admin.consumer_places.start_place(service, to)
         start, events = str(to), None if isinstance(to, float) else 0
         if isinstance(to, float):
             start = f"{datetime.fromtimestamp(to, UTC):%Y-%m-%dT%H:%M:%SZ}"
             effect = f"reads all changes since {start}"
         elif to == "beginning":
-            events = await admin.positions.count_log(service, status.app_name)
+            events = await admin.consumer_places.count_log(service, status.app_name)
             effect = f"reads the whole log again: {counted(events, 'event')}"
         else:
             behind = duration_text(status.lag_seconds)
@@ -294,7 +294,7 @@ async def reset(
         what = f"{printable(name)} in {address.location} {effect}"
         options.confirm(f"Then {what}.")
         if not terminal.shared_options().dry_run:
-            await admin.positions.reset_consumer(service, status, position)
+            await admin.consumer_places.reset_consumer(service, status, place)
     terminal.show_result(
         {"name": name, "to": start, "events": events},
         f"{'Then' if terminal.shared_options().dry_run else 'From now on'} {what}.",

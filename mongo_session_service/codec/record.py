@@ -262,7 +262,7 @@ class SessionRecord:
         """Read the first of what was found; None if that is no session, or is over."""
         for document in documents:
             check_needs(document)
-            is_there = not is_placeholder(document) and not _is_over(document, now)
+            is_there = not is_placeholder(document) and not _has_expired(document, now)
             return cls.read(document) if is_there else None
         return None
 
@@ -289,7 +289,7 @@ class SessionRecord:
         return self.revision - removed
 
     def is_visible(self, now: float) -> bool:
-        return not _is_over(self.document, now)
+        return not _has_expired(self.document, now)
 
     @property
     def marker(self) -> Marker:
@@ -569,7 +569,7 @@ def is_placeholder(document: Document) -> bool:
     return "revision" not in document
 
 
-def _is_over(document: Document, now: float) -> bool:
+def _has_expired(document: Document, now: float) -> bool:
     expires = document.get("expire_time", math.inf)
     return isinstance(expires, _NUMBER) and expires <= now
 

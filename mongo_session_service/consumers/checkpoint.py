@@ -1,4 +1,4 @@
-"""Checkpoint: the position after which a consumer resumes, as one reader saves it.
+"""Checkpoint: the place after which a consumer resumes, as one reader saves it.
 
 The lease has a document of its own, so that its renewals do not conflict with a
 handler's transaction, which ends with the checkpoint. The reader that acquires it
@@ -57,8 +57,8 @@ class ConsumerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """A position in the log and its changes, to resume after.
+class LogPlace:
+    """A place in the log and its changes, to resume after.
 
     A replay reads the log in the order of its ``_id``, as it was at one time of the
     deployment's clock, while the log grows anywhere. The changes since follow. If
@@ -80,12 +80,12 @@ class Position:
     """The mark of the last change of that time that was delivered; None if none."""
 
     @classmethod
-    def at_end(cls, now: Timestamp) -> Position:
+    def at_end(cls, now: Timestamp) -> LogPlace:
         return cls(start=_next_time(now), reached=now)
 
     @classmethod
-    def at_beginning(cls, now: Timestamp) -> Position:
-        """Make the position before the log as it is now, and all that follows."""
+    def at_beginning(cls, now: Timestamp) -> LogPlace:
+        """Make the place before the log as it is now, and all that follows."""
         return replace(cls.at_end(now), is_replaying=True)
 
     @property
@@ -93,15 +93,15 @@ class Position:
         """Whether the log follows, as of ``reached``, and not changes since."""
         return self.is_replaying and self.start == _next_time(self.reached)
 
-    def after_changes(self, until: Timestamp) -> Position:
-        """Make the position of a replay after all changes until a time."""
+    def after_changes(self, until: Timestamp) -> LogPlace:
+        """Make the place of a replay after all changes until a time."""
         return replace(self, start=_next_time(until), reached=until, passed=None)
 
-    def after_change(self, mark: str, cluster_time: Timestamp) -> Position:
+    def after_change(self, mark: str, cluster_time: Timestamp) -> LogPlace:
         return replace(self, start=cluster_time, reached=cluster_time, passed=mark)
 
-    def advanced_to(self, now: Timestamp) -> Position:
-        """Make this position, known to be current at a time."""
+    def advanced_to(self, now: Timestamp) -> LogPlace:
+        """Make this place, known to be current at a time."""
         return replace(self, reached=max(self.reached, now))
 
     def follows_replayed(self, id_: Document) -> bool:
@@ -120,8 +120,8 @@ def _sort_key(id_: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*(id_[name].encode() for name in SessionKey._fields), id_["revision"])
 
 
-SavedWork = Callable[[Transaction], Coroutine[Any, Any, Position | None]]
-"""Work in a transaction; it may return the position to save in the same one."""
+SavedWork = Callable[[Transaction], Coroutine[Any, Any, LogPlace | None]]
+"""Work in a transaction; it may return the place to save in the same one."""
 
 
 class Checkpoint:
@@ -130,10 +130,10 @@ class Checkpoint:
     def __init__(self, storage: Storage, settings: ConsumerSettings) -> None:
         self.storage = storage
         self.lease = storage.lease("leases", settings.name)
-        self.position: Position
-        """The position that is stored, once it was resumed."""
+        self.place: LogPlace
+        """The place that is stored, once it was resumed."""
         self._is_new = True
-        """Whether no position was stored before it was claimed."""
+        """Whether no place was stored before it was claimed."""
         self.saved_at = time.monotonic()
         """When it was last saved, on this machine's monotonic clock."""
         self._settings = settings
@@ -142,7 +142,7 @@ class Checkpoint:
         self._replaces_dead = False
         """Whether its predecessor has died, and nothing was saved with work since."""
         self._log: Any = None
-        """The identity of the events collection that the position belongs to."""
+        """The identity of the events collection that the place belongs to."""
         self._epoch = 0
         self._serial = 0
         """The latest save's number: the server ignores an earlier save that is late."""
@@ -175,12 +175,12 @@ class Checkpoint:
         self._epoch, self._serial = epoch, 0
         self._is_new = entered["position"] is None
         if not self._is_new:
-            self.position = Position(**entered["position"])
+            self.place = LogPlace(**entered["position"])
         self._log = entered["log"]
         return True
 
     async def resume(self) -> None:
-        """Start where the settings want it, unless there is a position of this log."""
+        """Start where the settings want it, unless there is a place of this log."""
         before, self._log = self._log, await load_log_id(self.storage)
         if self._is_new:
             await self._start(self._settings.start)
@@ -207,13 +207,13 @@ class Checkpoint:
 
     async def _start(self, start: Start) -> None:
         now = await self.storage.latest_time(patient=True)
-        begin = Position.at_end if start == "now" else Position.at_beginning
+        begin = LogPlace.at_end if start == "now" else LogPlace.at_beginning
         await self.save(begin(now))
 
-    async def move_to(self, position: Position) -> None:
-        """Set the position in the present log after which the next reader resumes."""
+    async def move_to(self, place: LogPlace) -> None:
+        """Set the place in the present log after which the next reader resumes."""
         self._log = await load_log_id(self.storage)
-        await self.save(position)
+        await self.save(place)
 
     async def release(self) -> None:
         """Release the lease, so that the next reader has it at once."""
@@ -241,33 +241,33 @@ class Checkpoint:
                 " receives the changes that were not committed here."
             )
 
-    async def save(self, position: Position, work: SavedWork | None = None) -> Position:
-        """Save a position, with work in one transaction; return what was saved.
+    async def save(self, place: LogPlace, work: SavedWork | None = None) -> LogPlace:
+        """Save a place, with work in one transaction; return what was saved.
 
-        That is another position if the work returns one. Nothing is saved, nor done, if
+        That is another place if the work returns one. Nothing is saved, nor done, if
         another reader came first.
         """
         self.check_lease()
         if work is not None:
-            position = await self._save_with_work(work, position)
+            place = await self._save_with_work(work, place)
         else:
             self._serial += 1
-            saving = self._save_statement(position, self._serial, "$lte")
+            saving = self._save_statement(place, self._serial, "$lte")
             if await self._write(saving) is None:  # a later one was saved, or lost
                 await self._load_own(self.storage)
-        self.position, self.saved_at = position, time.monotonic()
-        return position
+        self.place, self.saved_at = place, time.monotonic()
+        return place
 
-    async def _save_with_work(self, work: SavedWork, position: Position) -> Position:
-        """Save a position with work, once.
+    async def _save_with_work(self, work: SavedWork, place: LogPlace) -> LogPlace:
+        """Save a place with work, once.
 
         Until they are known to be committed, what follows has the same number. So if
         they were, their outcome unknown, it is aborted, as is a repetition.
         """
         serial = self._serial + 1
 
-        async def save(tx: Transaction, reached: Position | None) -> None:
-            saving = self._save_statement(reached or position, serial, "$lt")
+        async def save(tx: Transaction, reached: LogPlace | None) -> None:
+            saving = self._save_statement(reached or place, serial, "$lt")
             if await tx.write(saving) != [1]:
                 await self._load_own(tx)
                 self._lose_lease()  # to itself: the transaction was committed before
@@ -279,11 +279,11 @@ class Checkpoint:
             self._replaces_dead = False
             await self._update_own_lease({"$unset": {_IS_LOCKED_OUT: ""}})
         self._serial = max(self._serial, serial)
-        return reached or position
+        return reached or place
 
-    def _save_statement(self, position: Position, serial: int, than: str) -> Update:
+    def _save_statement(self, place: LogPlace, serial: int, than: str) -> Update:
         """Return the statement that saves if the stored number is before this one."""
-        saved = {"position": asdict(position), "log": self._log, "serial": serial}
+        saved = {"position": asdict(place), "log": self._log, "serial": serial}
         change = {"$set": saved, "$currentDate": {"saved_at": True}}
         earlier = {**self._own_filter, "serial": {than: serial}}
         return Update("checkpoints", earlier, change)
@@ -307,7 +307,7 @@ class Checkpoint:
         if found is None:
             raise HistoryLostError(
                 f"The checkpoint of consumer {quoted(self._name)} was dropped: its"
-                " position is unknown."
+                " place is unknown."
             )
         if not self._own_filter.items() <= found.items():
             self._lose_lease()
@@ -328,21 +328,21 @@ async def start_at_present(storage: Storage, settings: ConsumerSettings) -> None
     storage.check_watchable()
     log = await load_log_id(storage)
     now = await storage.latest_time(patient=True)
-    await _load_or_store(storage, settings, log, Position.at_end(now))
+    await _load_or_store(storage, settings, log, LogPlace.at_end(now))
 
 
 async def _load_or_store(
     storage: Storage,
     settings: ConsumerSettings,
     log: object = None,
-    position: Position | None = None,
+    place: LogPlace | None = None,
 ) -> Document:
     """Load the name's checkpoint; store one first if there is none."""
     new = {
         "app_name": settings.app_name,
         "epoch": 0,
         "log": log,
-        "position": position and asdict(position),
+        "position": place and asdict(place),
     }
     named, change = {"_id": settings.name}, {"$setOnInsert": new}
     stored = await _write_repeatably(
@@ -413,7 +413,7 @@ def _status(
     holders: dict[str, Document],
     letters: dict[str, int],
 ) -> ConsumerStatus:
-    position, age = checkpoint["position"], checkpoint.get("age")
+    place, age = checkpoint["position"], checkpoint.get("age")
     holder = holders.get(checkpoint["_id"], {})
     owner = "{host}:{pid}:{token:.8}".format_map(holder) if holder else None
     return ConsumerStatus(
@@ -422,8 +422,8 @@ def _status(
         is_active=owner is not None,
         owner=owner,
         epoch=checkpoint["epoch"],
-        is_replaying=bool(position and position["is_replaying"]),
-        lag_seconds=float(now - position["reached"].time) if position else None,
+        is_replaying=bool(place and place["is_replaying"]),
+        lag_seconds=float(now - place["reached"].time) if place else None,
         checkpoint_age_seconds=age / 1000 if age is not None else None,
         dead_letters=letters.get(checkpoint["_id"], 0),
         is_locked_out=holder.get("is_locked_out", False),

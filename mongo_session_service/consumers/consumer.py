@@ -25,7 +25,7 @@ from mongo_session_service.consumers import dead_letters
 from mongo_session_service.consumers.checkpoint import (
     Checkpoint,
     ConsumerSettings,
-    Position,
+    LogPlace,
     SavedWork,
     start_at_present,
 )
@@ -128,15 +128,15 @@ class Consumer:
         """Whether it has its name, and so a checkpoint and a fetcher."""
         self._checkpoint: Checkpoint
         self._fetcher: Fetcher
-        self._is_over = asyncio.Event()
+        self._has_ended = asyncio.Event()
         """Set when nothing more is to be delivered."""
         self._until: Timestamp | None = None
         """The time of the deployment's clock up to which run() delivers changes."""
         self._ready: deque[FetchedChange] = deque()
         """Changes that were fetched and not delivered yet."""
-        self._delivered: Position | None = None
+        self._delivered: LogPlace | None = None
         """After the latest change delivered; None if all delivered are committed."""
-        self._handled: Position | None = None
+        self._handled: LogPlace | None = None
         """After the latest change handled by run(); None if that is saved."""
         self._has_uncommitted = False
         """Whether it was closed with changes that were delivered and not committed."""
@@ -160,7 +160,7 @@ class Consumer:
         ``run()`` ends, and releases it, once the current change is handled and it has
         committed, or its handler has failed once more.
         """
-        self._is_over.set()
+        self._has_ended.set()
         if self._is_idle.is_set():
             await self._release_name()
 
@@ -296,7 +296,7 @@ class Consumer:
                     await self._handle_concurrently(run, first)
                 else:
                     await self._handle_in_order(run, first)
-                if not self._is_over.is_set():
+                if not self._has_ended.is_set():
                     self._is_idle.set()
         finally:
             _calling.reset(token)
@@ -360,14 +360,14 @@ class Consumer:
 
     def _start_reading(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._is_over = asyncio.Event()
+        self._has_ended = asyncio.Event()
         self._until = self._lost = None
         self._restart_fetcher()
         self._is_open = True
 
     def _restart_fetcher(self) -> None:
         checkpoint = self._checkpoint
-        self._fetcher = Fetcher(checkpoint.storage, self._settings, checkpoint.position)
+        self._fetcher = Fetcher(checkpoint.storage, self._settings, checkpoint.place)
         self._forget_delivered()
 
     def _forget_delivered(self) -> None:
@@ -377,14 +377,14 @@ class Consumer:
     async def _release_name(self) -> None:
         if (claimed := await self._claiming.cancel_task()) is not None:
             self._start_reading(claimed)
-            self._is_over.set()
+            self._has_ended.set()
         if self._is_open:
             self._is_open = False
             self._has_uncommitted = self._delivered is not None
             await uninterrupted(self._save_and_release(self._checkpoint, self._fetcher))
 
     async def _save_and_release(self, checkpoint: Checkpoint, fetcher: Fetcher) -> None:
-        self._is_over.set()
+        self._has_ended.set()
         with suppress(MongoSessionServiceError, TimeoutError):
             async with asyncio.timeout(checkpoint.storage.limits.lease_seconds):
                 await self._save_handled()
@@ -399,14 +399,14 @@ class Consumer:
 
         It raises StopAsyncIteration when it is closed, or has come to its end.
         """
-        is_over = self._is_over
-        while not is_over.is_set():
+        has_ended = self._has_ended
+        while not has_ended.is_set():
             if (delivery := self._next_ready()) is not None:
                 return delivery
             fetcher = self._fetcher
             if self._lost is None and fetcher.has_fetched_until(self._until):
                 # If nothing was delivered either, the next run starts from here.
-                await self._save(fetcher.position.advanced_to(self._until))
+                await self._save(fetcher.place.advanced_to(self._until))
                 break
             fetched = await self._fetching.await_result(self._fetch)
             self._ready.extend(fetched or ())
@@ -421,7 +421,7 @@ class Consumer:
             fetched = await fetcher.fetch_changes()
             if not fetched and self._delivered is None:
                 checkpoint.check_lease()
-                await self._save_silence(fetcher.position)
+                await self._save_silence(fetcher.place)
         except HistoryLostError as error:
             await fetcher.close_change_stream()
             await checkpoint.recover(error)
@@ -430,15 +430,15 @@ class Consumer:
             return []
         return fetched
 
-    async def _save_silence(self, position: Position) -> None:
+    async def _save_silence(self, place: LogPlace) -> None:
         """Save that a replay has ended, or how far an idle stream has come."""
         checkpoint = self._checkpoint
-        saved, limits = checkpoint.position, checkpoint.storage.limits
-        if saved.is_replaying and not position.is_replaying:
-            await self._save(position)
+        saved, limits = checkpoint.place, checkpoint.storage.limits
+        if saved.is_replaying and not place.is_replaying:
+            await self._save(place)
         elif time.monotonic() - checkpoint.saved_at > limits.consumer_idle_save_seconds:
             now = await checkpoint.storage.latest_time(patient=True)
-            await self._save(position.advanced_to(now))
+            await self._save(place.advanced_to(now))
 
     @property
     def _has_ready(self) -> bool:
@@ -447,29 +447,29 @@ class Consumer:
     @property
     def _is_delivering(self) -> bool:
         """Whether what it has delivered may still be handled."""
-        return not self._is_over.is_set() and self._lost is None
+        return not self._has_ended.is_set() and self._lost is None
 
     def _next_ready(self) -> FetchedChange | None:
         if not self._has_ready:
             return None
         self._checkpoint.check_lease()
         delivery = self._ready.popleft()
-        self._delivered = delivery.position
+        self._delivered = delivery.place
         return delivery
 
     async def _save(
-        self, position: Position | None, work: SavedWork | None = None
+        self, place: LogPlace | None, work: SavedWork | None = None
     ) -> None:
-        """Save a position, up to which everything is handled; None for nothing to save.
+        """Save a place, up to which everything is handled; None for nothing to save.
 
-        With work they are one transaction, and a position that the work returns is
+        With work they are one transaction, and a place that the work returns is
         saved instead.
         """
-        if position is None:
+        if place is None:
             return
-        self._handled = None  # an earlier position must not be saved after this one
+        self._handled = None  # an earlier place must not be saved after this one
         try:
-            position = await self._checkpoint.save(position, work)
+            place = await self._checkpoint.save(place, work)
         except HistoryLostError as error:
             if self._settings.on_history_lost == "raise":
                 raise
@@ -477,13 +477,13 @@ class Consumer:
             self._lost = error
             self._forget_delivered()
             return
-        if self._delivered is position:
+        if self._delivered is place:
             self._delivered = None
 
     async def _save_handled(self, work: SavedWork | None = None) -> None:
         """Save what run() has handled, in one transaction with work if there is any."""
         async with self._saving_handled:
-            saved = None if work is None else self._checkpoint.position
+            saved = None if work is None else self._checkpoint.place
             await self._save(self._handled or saved, work)
 
     async def _save_if_due(self) -> None:
@@ -491,9 +491,9 @@ class Consumer:
         if time.monotonic() - self._checkpoint.saved_at >= longest:
             await self._save_handled()
 
-    def _note_handled(self, position: Position) -> None:
+    def _note_handled(self, place: LogPlace) -> None:
         if self._lost is None:
-            self._handled = position
+            self._handled = place
 
     async def _handle_in_order(self, run: _Run, first: FetchedChange) -> None:
         """Handle and save a change, and all that were read together with it.
@@ -536,7 +536,7 @@ class Consumer:
                 if not task.result():
                     await asyncio.wait(tasks)
                     break
-                self._note_handled(delivery.position)
+                self._note_handled(delivery.place)
                 await self._save_if_due()
         finally:
             await uninterrupted(end_tasks(tasks))
@@ -552,7 +552,7 @@ class Consumer:
         members: list[FetchedChange] = []
         limits = self._checkpoint.storage.limits
 
-        async def handle_members(tx: Transaction) -> Position:
+        async def handle_members(tx: Transaction) -> LogPlace:
             if members:
                 raise _NotRepeatedError
             end, size = time.monotonic() + limits.group_seconds, 0
@@ -565,10 +565,10 @@ class Consumer:
                 if is_full or len(members) == limits.group_changes:
                     break
                 following = self._next_ready()
-            return members[-1].position
+            return members[-1].place
 
         try:
-            await self._save(first.position, handle_members)
+            await self._save(first.place, handle_members)
         except StorageUnavailableError:
             raise
         except (HandlerFailedError, _NotRepeatedError, StorageError):
@@ -594,7 +594,7 @@ class Consumer:
             try:
                 if run.transactional:
                     handle = partial(self._call_handler, run, record)
-                    await self._save(delivery.position, handle)
+                    await self._save(delivery.place, handle)
                     run.handled += 1
                     return True
                 await self._call_handler(run, record)
@@ -614,7 +614,7 @@ class Consumer:
                 return False
             record = await self._load_current(delivery, letter)
         if run.concurrency == 1:
-            self._note_handled(delivery.position)
+            self._note_handled(delivery.place)
         return True
 
     async def _call_handler(
@@ -632,7 +632,7 @@ class Consumer:
         self, delivery: FetchedChange, letter: DeadLetter
     ) -> ChangeRecord | None:
         """Load a change as it is stored now; None if it is gone, which is logged."""
-        storage, reached = self._checkpoint.storage, delivery.position.reached
+        storage, reached = self._checkpoint.storage, delivery.place.reached
         found = await dead_letters.load_record(storage, letter.id, reached)
         if found is None:
             gone = "%s is no longer stored: consumer %r goes on without it."
@@ -648,7 +648,7 @@ class Consumer:
             await tx.write(dead_letters.store_letter_statement(letter))
 
         if run.concurrency == 1:
-            await self._save(delivery.position, store_letter)
+            await self._save(delivery.place, store_letter)
         else:
             await self._save_handled(store_letter)
         # After it is stored: an erasure that is over has not removed it.
@@ -683,8 +683,8 @@ class Consumer:
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
-                await self._is_over.wait()
-        return self._is_over.is_set()
+                await self._has_ended.wait()
+        return self._has_ended.is_set()
 
 
 class _NotRepeatedError(Exception):
@@ -694,7 +694,7 @@ class _NotRepeatedError(Exception):
 async def _claim_name(
     backends: Backends, settings: ConsumerSettings, renewer: LeaseRenewer
 ) -> Checkpoint:
-    """Wait for the name, and find the position to resume at."""
+    """Wait for the name, and find the place to resume at."""
     # In its transactions handlers are called, in this loop.
     storage = await backends.storage(stays=True)
     storage.check_watchable()

@@ -1,7 +1,7 @@
 """Consumer fetcher: replays the event log if asked, then follows the change stream.
 
-Each fetched change has the position after it. Nothing is saved here: the consumer
-saves that position once the change is handled.
+Each fetched change has the place after it. Nothing is saved here: the consumer
+saves that place once the change is handled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import ChangeRecord, WatchedCollections
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.codec.record import log_begins
-from mongo_session_service.consumers.checkpoint import ConsumerSettings, Position
+from mongo_session_service.consumers.checkpoint import ConsumerSettings, LogPlace
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
@@ -28,33 +28,33 @@ from mongo_session_service.storage.tasks import Pace
 
 
 class FetchedChange(NamedTuple):
-    """A change that was read from MongoDB, and the position after it."""
+    """A change that was read from MongoDB, and the place after it."""
 
     record: ChangeRecord
-    position: Position
+    place: LogPlace
     """To be saved once the change is handled."""
 
 
 class Fetcher:
-    """Fetches a consumer's changes after a position."""
+    """Fetches a consumer's changes after a place."""
 
     def __init__(
-        self, storage: Storage, settings: ConsumerSettings, position: Position
+        self, storage: Storage, settings: ConsumerSettings, place: LogPlace
     ) -> None:
         self._storage = storage
         self._updates = settings.updates
         self._page_size = storage.limits.replay_page_events
         self.scope = Scope(settings.app_name)
         """The changes that its router delivers."""
-        self.position = position
+        self.place = place
         """After everything fetched, and what was skipped since."""
         self._page: deque[Document] = deque()
         self._failure: Exception | None = None
         """The error that the next read raises, after the changes before it."""
         self._stream: Stream | None = None
         self._names = WatchedCollections.of_storage(storage)
-        self._passed = position.passed
-        """The mark up to which changes are skipped: the position is after them."""
+        self._passed = place.passed
+        """The mark up to which changes are skipped: the place is after them."""
         self._latest_token: Document | None = None
         """The resume token of the latest change, which is never saved."""
         self._read_until = NO_TIME
@@ -88,7 +88,7 @@ class Fetcher:
         return found
 
     def has_fetched_until(self, cluster_time: Timestamp | None) -> TypeGuard[Timestamp]:
-        if cluster_time is None or self.position.is_replaying:
+        if cluster_time is None or self.place.is_replaying:
             return False
         return cluster_time <= self._read_until
 
@@ -101,13 +101,13 @@ class Fetcher:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        if self.position.is_replaying and self._catching_up_to is None:
-            if self.position.can_replay:
+        if self.place.is_replaying and self._catching_up_to is None:
+            if self.place.can_replay:
                 return await self._replay_one()
             self._catching_up_to = await self._storage.latest_time(patient=True)
         if self._stream is None:
             pipeline = decoder.pipeline(self._storage, self.scope.app_name)
-            self._stream = decoder.follow(self._storage, pipeline, self.position.start)
+            self._stream = decoder.follow(self._storage, pipeline, self.place.start)
         change, token = await self._stream.next_change(), self._stream.token
         if change is not None:
             time = change["clusterTime"]
@@ -116,13 +116,13 @@ class Fetcher:
             self._read_until = decoder.time_of_token(token)
         if self._catching_up_to and self._catching_up_to <= self._read_until:
             await self.close_change_stream()
-            self.position = self.position.after_changes(self._catching_up_to)
+            self.place = self.place.after_changes(self._catching_up_to)
             self._stream = self._passed = self._catching_up_to = None
             return None  # a change after it is read again
         if change is not None:
             return self._fetched_change(change)
         if token and token != self._latest_token and self._passed is None:
-            self.position = replace(self.position, start=token, passed=None)
+            self.place = replace(self.place, start=token, passed=None)
         return None
 
     def _fetched_change(self, change: Document) -> FetchedChange | None:
@@ -132,9 +132,9 @@ class Fetcher:
         decoded = decoder.decode_change(change, self._names, self._storage.hooks)
         is_known = self._was_passed(mark, cluster_time)
         if not is_known:
-            self.position = self.position.after_change(mark, cluster_time)
+            self.place = self.place.after_change(mark, cluster_time)
             is_appended = decoded is not None and decoded.kind == "appended"
-            if is_appended and self.position.follows_replayed(
+            if is_appended and self.place.follows_replayed(
                 change["documentKey"]["_id"]
             ):
                 return None
@@ -142,12 +142,12 @@ class Fetcher:
             return None
         for _, record in self._router.route(decoded):
             if not is_known and (self._updates or record.kind != "updated"):
-                return FetchedChange(record, self.position)
+                return FetchedChange(record, self.place)
         return None
 
     def _was_passed(self, mark: str, cluster_time: Timestamp) -> bool:
-        """Whether a change of the position's own time is up to that position."""
-        if self._passed is None or cluster_time != self.position.start:
+        """Whether a change of the place's own time is up to that place."""
+        if self._passed is None or cluster_time != self.place.start:
             self._passed = None
             return False
         if mark == self._passed:
@@ -163,9 +163,7 @@ class Fetcher:
                 self._catching_up_to = await self._storage.latest_time(patient=True)
                 return None
             if not page:
-                self.position = replace(
-                    self.position, is_replaying=False, replayed=None
-                )
+                self.place = replace(self.place, is_replaying=False, replayed=None)
                 return None
             self._page.extend(page)
         document = self._page[0]
@@ -180,19 +178,19 @@ class Fetcher:
         self._page.popleft()
         while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()
-        self.position = replace(self.position, replayed=id_)
-        return FetchedChange(record, self.position) if record else None
+        self.place = replace(self.place, replayed=id_)
+        return FetchedChange(record, self.place) if record else None
 
     async def _read_page(self) -> list[Document]:
         """Read more of the log, as of the replay's time."""
-        last = self.position.replayed
+        last = self.place.replayed
         events = queries.app_documents_filter(self.scope.app_name, last)
         if last is not None:
             # The session may have been trimmed beyond what was replayed of it.
             events = {"$or": [{"_id": {**last, "revision": 0}}, events]}
         query = Query("events", events, order=1, limit=self._page_size)
         (page,) = await self._storage.read(
-            query, as_of=self.position.reached, whole=False, patient=True
+            query, as_of=self.place.reached, whole=False, patient=True
         )
         return [each for each in page if not _was_replayed(each, last)]
 
@@ -221,7 +219,7 @@ def _was_replayed(document: Document, last: Document | None) -> bool:
     return log_begins(document) <= revision
 
 
-def _is_trimmed_event(id_: Document, position: dict[str, int]) -> bool:
-    """Whether an event of the same session is not after a position in the log."""
-    revision, last = id_["revision"], position["revision"]
-    return revision <= last and id_ == {**position, "revision": revision}
+def _is_trimmed_event(id_: Document, place: dict[str, int]) -> bool:
+    """Whether an event of the same session is not after a place in the log."""
+    revision, last = id_["revision"], place["revision"]
+    return revision <= last and id_ == {**place, "revision": revision}

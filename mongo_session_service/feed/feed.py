@@ -131,7 +131,7 @@ class _StreamReader(ABC):
         """That one, and earlier ones that close their cursors."""
         self._start: asyncio.Future[Timestamp] = asyncio.Future()
         """Where its stream begins, once it is open."""
-        self._position: Timestamp | None = None
+        self._read_until: Timestamp | None = None
         """Everything until then is in the inboxes; None while no stream is open."""
         self._wanted_at = 0.0
         self._is_closed = False
@@ -151,8 +151,8 @@ class _StreamReader(ABC):
             self._run = background(self._read())
             self._runs.add(self._run)
             self._run.add_done_callback(self._runs.discard)
-        if self._position is not None:
-            return self._position
+        if self._read_until is not None:
+            return self._read_until
         start = self._start
         await asyncio.wait([start])
         if error := start.exception():
@@ -202,7 +202,7 @@ class _StreamReader(ABC):
                     return False
                 if change is not None:
                     recipients = self._dispatch(self._decode(change))
-                    self._position = change["clusterTime"]
+                    self._read_until = change["clusterTime"]
                     if recipients >= _MANY:
                         await asyncio.sleep(0)
                     await pace.yield_to_loop()
@@ -213,7 +213,7 @@ class _StreamReader(ABC):
             await stream.close_cursor()
 
     def _open_at(self, start: Timestamp) -> None:
-        self._position = start
+        self._read_until = start
         self._start.set_result(start)
 
     def _is_wanted(self) -> bool:
@@ -239,7 +239,7 @@ class _StreamReader(ABC):
         logger.warning("The change feed restarts. %s", error)
         self._counters.resyncs += 1
         self._start = asyncio.get_running_loop().create_future()
-        self._position = None
+        self._read_until = None
         for each in self.inboxes:
             if each.scope.is_session:
                 each.replace_with_gap()
@@ -247,7 +247,7 @@ class _StreamReader(ABC):
                 each.end(error)
 
     def _end(self, error: Exception | None) -> None:
-        self._run = self._position = None
+        self._run = self._read_until = None
         if not self._start.done():
             self._start.set_exception(error or service_closed_error())
             self._start.exception()  # perhaps nobody waits for it
@@ -277,7 +277,7 @@ class _LogReader(_StreamReader):
     def lag(self) -> float:
         """Seconds by which it is behind."""
         silence = time.monotonic() - self._answered_at
-        is_silent = self._position is not None and silence > _SILENT
+        is_silent = self._read_until is not None and silence > _SILENT
         return max(self._lag, silence) if is_silent else self._lag
 
     def _open_at(self, start: Timestamp) -> None:

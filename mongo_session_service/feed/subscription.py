@@ -131,7 +131,7 @@ class Subscription:
 
     async def _open_inbox(self, backend: Backend) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
-        opened, position = await self._feeds.feed_of(backend).open_inbox(
+        opened, since = await self._feeds.feed_of(backend).open_inbox(
             self.scope, self._max_bytes, partials=self._wants_partials
         )
         before, self._inbox = self._inbox, opened
@@ -139,7 +139,7 @@ class Subscription:
             before.end(at_once=True)
         if self._is_closed:
             opened.end(at_once=True)
-        return position
+        return since
 
     async def _next_change(self) -> Change | None:
         """Return the next change after the starting point; None if some were missed."""
@@ -249,10 +249,10 @@ class SessionSubscription(Subscription):
         is_opening = self._inbox is None
         backend = await self._feeds.backends.backend()
         # A new inbox: the old one may have overflowed with what is read here.
-        position = await self._open_inbox(backend)
+        since = await self._open_inbox(backend)
         partial = self._turn.received if self._wants_partials else None
         after = Place(self._revision, partial, self._create_time)
-        view = await load_view(backend.storage, self._key, after, position)
+        view = await load_view(backend.storage, self._key, after, since)
         if self._is_closed:
             return
         if view is None and is_opening:

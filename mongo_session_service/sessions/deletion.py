@@ -52,7 +52,7 @@ from mongo_session_service.model.results import Erased
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import branches, queries
 from mongo_session_service.sessions.details import announced
-from mongo_session_service.sessions.search import PagePosition, Search
+from mongo_session_service.sessions.search import PagePlace, Search
 from mongo_session_service.storage.failures import reporting_partial_removal
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
@@ -363,14 +363,14 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
             await remove_all("dead_letters", {"_id.consumer": {"$in": names}})
             for collection in ("checkpoints", "leases"):
                 await remove_all(collection, {"_id": {"$in": names}})
-        positions = await _erase_from_checkpoints(storage, owner)
+        places = await _erase_from_checkpoints(storage, owner)
     return Erased(
         sessions=sessions,
         events=events,
         user_states=users,
         app_states=apps,
         dead_letters=letters,
-        checkpoints=consumers + positions,
+        checkpoints=consumers + places,
     )
 
 
@@ -507,13 +507,13 @@ async def _unwanted_sessions(
         app = await _find_next_app(storage, "")
     while app is not None:
         search = Search({"_id.app_name": app, **wanted}, newest_first=False)
-        after: PagePosition | None = None
+        after: PagePlace | None = None
         is_last = False
         while not is_last:
             query = search.page_query(after, limits.prune_page, storage.clock.now())
             (page,) = await storage.read(replace(query, without=STATES))
             is_last = len(page) < limits.prune_page
-            after = None if is_last else search.position_of(page[-1])
+            after = None if is_last else search.place_of(page[-1])
             for some in cut_by_size(page, limits.prune_batch):
                 known = [*SessionRecord.read_all(some)]
                 yield await _select_idle(storage, criteria.idle_since, known)

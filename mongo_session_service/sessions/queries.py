@@ -85,9 +85,9 @@ def expired_on_server_filter(storage: Database) -> Document:
 
     A client whose clock is fast must not remove what others still use.
     """
-    is_over = {"$lte": ["$expire_time", storage.server_time]}
+    has_expired = {"$lte": ["$expire_time", storage.server_time]}
     # In an expression a missing time is before every other, so it is excluded first.
-    return {**expiring_filter(), "$expr": is_over}
+    return {**expiring_filter(), "$expr": has_expired}
 
 
 BY_SESSION: Final = {

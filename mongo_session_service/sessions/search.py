@@ -55,7 +55,7 @@ ORDERS: Final = ("create_time", "update_time")
 """Fields that sessions can be ordered by."""
 
 
-class PagePosition(NamedTuple):
+class PagePlace(NamedTuple):
     time: float
     user_id: str
     session_id: str
@@ -72,9 +72,9 @@ class Search:
         order = {"order_by": self.order_by, "newest_first": self.newest_first}
         return bson.encode({"filter": self.filter, **order})
 
-    def position_of(self, document: Document) -> PagePosition:
+    def place_of(self, document: Document) -> PagePlace:
         id_ = document["_id"]
-        return PagePosition(document[self.order_by], id_["user_id"], id_["session_id"])
+        return PagePlace(document[self.order_by], id_["user_id"], id_["session_id"])
 
     @property
     def order(self) -> dict[str, int]:
@@ -82,7 +82,7 @@ class Search:
         names = (self.order_by, "_id.user_id", "_id.session_id")
         return dict.fromkeys(names, direction)
 
-    def page_query(self, after: PagePosition | None, limit: int, now: float) -> Query:
+    def page_query(self, after: PagePlace | None, limit: int, now: float) -> Query:
         conditions = [
             self.filter,
             queries.visible_filter(now),
@@ -98,7 +98,7 @@ class Search:
         conditions = [self.filter, queries.visible_filter(now), damaged]
         return Query("sessions", {"$and": conditions}, limit=limit)
 
-    def _later_filters(self, after: PagePosition | None) -> list[Document]:
+    def _later_filters(self, after: PagePlace | None) -> list[Document]:
         if after is None:
             return []
         beyond = "$lt" if self.newest_first else "$gt"
@@ -216,8 +216,8 @@ def _state_condition(key: str, value: Any, owner: Owner, hooks: Hooks) -> Docume
     return {f"state.{bson_values.escape_key(key)}": wanted}
 
 
-def page_token_after(place: PagePosition, search: Search) -> str:
-    """Make the token of the page that begins after a position.
+def page_token_after(place: PagePlace, search: Search) -> str:
+    """Make the token of the page that begins after a place.
 
     The digest is no secret: it detects mistakes. A caller who computes one can choose
     where a page begins, in a search that they may make anyway.
@@ -228,7 +228,7 @@ def page_token_after(place: PagePosition, search: Search) -> str:
     return base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
 
 
-def position_in_token(page_token: object, search: Search) -> PagePosition:
+def place_in_token(page_token: object, search: Search) -> PagePlace:
     """Decode a token of the same search; any other is refused."""
     if not isinstance(page_token, str):
         kind = type(page_token).__name__
@@ -239,11 +239,11 @@ def position_in_token(page_token: object, search: Search) -> PagePosition:
     return place
 
 
-def _decode_token(text: str) -> PagePosition | None:
+def _decode_token(text: str) -> PagePlace | None:
     """Decode a token; None if it has other fields or types."""
     try:
         content = base64.urlsafe_b64decode(text + "==")[_DIGEST:]
-        place = PagePosition(**bson.decode(content))
+        place = PagePlace(**bson.decode(content))
     except (ValueError, TypeError, BSONError):
         return None
     is_time = isinstance(place[0], int | float) and not isinstance(place[0], bool)
@@ -262,7 +262,7 @@ async def read_page(
 
     It is shorter if its sessions, or the states that they share, fill a reply of 16 MB.
     """
-    after = None if page_token is None else position_in_token(page_token, search)
+    after = None if page_token is None else place_in_token(page_token, search)
     now = storage.clock.now()
     unread = STATES[1:] if with_state else STATES
     wanted = [replace(search.page_query(after, limit + 1, now), without=unread)]
@@ -286,7 +286,7 @@ async def read_page(
     summaries = [*documents.summaries(records, storage.hooks, states, sizes)]
     following = None
     if has_more and page:
-        following = page_token_after(search.position_of(page[-1]), search)
+        following = page_token_after(search.place_of(page[-1]), search)
     return SessionPage(sessions=summaries, next_page_token=following)
 
 

@@ -122,13 +122,13 @@ class _QueuedWrite(PlannedWrite):
     documents: tuple[DocumentId, ...]
     answer: asyncio.Future[None]
     outcome: Marker | BaseException | None = None
-    is_done: bool = False
+    has_ended: bool = False
     is_cancelled: bool = False
     is_held_back: bool = False
     together: int = 1
 
     def answer_caller(self, outcome: Marker | BaseException | None) -> None:
-        self.outcome, self.is_done = outcome, True
+        self.outcome, self.has_ended = outcome, True
         if not self.answer.done():
             self.answer.set_result(None)
 
@@ -299,7 +299,7 @@ class Writer:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
     async def _outcome_of(self, queued: _QueuedWrite) -> None:
-        while not queued.is_done:
+        while not queued.has_ended:
             try:
                 await queued.answer
             except asyncio.CancelledError:
@@ -307,7 +307,7 @@ class Writer:
                     self._queue.remove(queued)
                     raise
                 queued.is_cancelled = True
-                if not queued.is_done:
+                if not queued.has_ended:
                     queued.answer = asyncio.get_running_loop().create_future()
 
     # --- Batches ---
@@ -357,7 +357,7 @@ class Writer:
             self._queue.extendleft(reversed(again))
         except BaseException:
             for queued in batch:  # the loop is being shut down
-                if not queued.is_done:
+                if not queued.has_ended:
                     queued.answer_caller(asyncio.CancelledError())
             raise
         finally:
@@ -601,7 +601,7 @@ class Writer:
     ) -> None:
         self._tasks.discard(task)
         self._locked -= held
-        if not queued.is_done:  # the loop is being shut down
+        if not queued.has_ended:  # the loop is being shut down
             queued.answer_caller(asyncio.CancelledError())
         self._is_blocked = False
         self._start_soon()

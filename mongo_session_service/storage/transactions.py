@@ -152,12 +152,12 @@ class _Attempt(Generic[Result]):
     ) -> None:
         self._database, self._work, self._most = database, work, most
         self._count = 0
-        self.is_done = False
+        self.is_committing = False
         """Whether the statements are made, so that the driver commits."""
 
     async def __call__(self, txn: Any) -> Result:
         self._database.in_use.check_open()  # it may be the driver that tries again
-        self.is_done = False
+        self.is_committing = False
         self._count += 1
         if self._count > 1:
             telemetry.count(telemetry.RETRIES, self._database.database.name)
@@ -172,7 +172,7 @@ class _Attempt(Generic[Result]):
             if await renew_connections(txn.client, error) or is_turned_away(error):
                 raise PyMongoError(str(error), [_PASSING]) from None
             raise
-        self.is_done = True
+        self.is_committing = True
         return result
 
     async def end(
@@ -180,13 +180,13 @@ class _Attempt(Generic[Result]):
     ) -> Exception:
         """End the transaction, which has failed; return why."""
         is_outdated = await renew_connections(session.client, error)
-        if self.is_done or is_late:
+        if self.is_committing or is_late:
             # The driver does not abort what it tried to commit, and cannot abort what
             # the server is still doing.
             await kill_client_session(session)
         # Raised when the driver retries a commit, whose first request may have arrived.
         is_retry = is_outdated or isinstance(error, ConfigurationError)
-        if self.is_done and (is_retry or isinstance(error, TimeLimitError)):
+        if self.is_committing and (is_retry or isinstance(error, TimeLimitError)):
             return PyMongoError(str(error), [_UNKNOWN])
         return error
 

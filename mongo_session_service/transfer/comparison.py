@@ -311,10 +311,10 @@ class StoreTarget:
         (stored,) = await self._storage.read(wanted)
         for each in stored:
             key = SessionKey(**each["_id"])
-            is_over = not SessionRecord.part(key, each).is_visible(now)
-            if is_over and not self._is_read_only:
-                is_over = await remove_expired(self._storage, key)
-            if not is_over:
+            has_expired = not SessionRecord.part(key, each).is_visible(now)
+            if has_expired and not self._is_read_only:
+                has_expired = await remove_expired(self._storage, key)
+            if not has_expired:
                 found[key] = each
         sessions = [each for each in found.values() if not is_placeholder(each)]
         await add_initial_states(self._storage, sessions)

@@ -21,7 +21,7 @@ from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.metadata import StoredDetails
 from mongo_session_service.sessions import search
 from mongo_session_service.sessions.branches import FAMILY
-from mongo_session_service.sessions.search import PagePosition
+from mongo_session_service.sessions.search import PagePlace
 from mongo_session_service.storage.snapshots import query_stages
 
 MOMENT = 1.8e9
@@ -118,7 +118,7 @@ def test_a_page_costs_what_it_shows(
         *_, stats = explained(admin, database, damaged)
         assert stats["totalDocsExamined"] <= AT_ONCE
         assert stats["totalKeysExamined"] <= 2 * AT_ONCE
-        place = PagePosition(MOMENT + after // 3, "bob", f"s{after}") if after else None
+        place = PagePlace(MOMENT + after // 3, "bob", f"s{after}") if after else None
         stages = query_stages(PLACE, found.page_query(place, 6, MOMENT))
 
         shape, indexes, stats = explained(admin, database, stages)
@@ -152,7 +152,7 @@ async def test_a_page_of_families_costs_what_a_page_of_sessions_costs(
     found = new_search(
         "app", "bob", None, None, None, newest_first=True, hooks=NO_HOOKS, families=True
     )
-    for after in (None, PagePosition(MOMENT + 5002, "bob", "s05002")):
+    for after in (None, PagePlace(MOMENT + 5002, "bob", "s05002")):
         stages = query_stages(PLACE, found.page_query(after, 51, MOMENT))
         shape, indexes, stats = explained(admin, database, stages)
         assert indexes == {"by_user_shown"}
@@ -232,10 +232,8 @@ FORGED: list[dict[str, Any]] = [
 def test_a_forged_place_has_the_types_of_one() -> None:
     """Whoever computes a token's digest still cannot send anything but a place."""
     found = new_search("app", None, None, None, None, newest_first=True, hooks=NO_HOOKS)
-    place = PagePosition(1.0, "ada", "s")
-    assert (
-        search.position_in_token(search.page_token_after(place, found), found) == place
-    )
+    place = PagePlace(1.0, "ada", "s")
+    assert search.place_in_token(search.page_token_after(place, found), found) == place
 
     contents = [bson.encode(each) for each in FORGED]
     whole = bson.encode(place._asdict())
@@ -243,7 +241,7 @@ def test_a_forged_place_has_the_types_of_one() -> None:
         digest = blake2b(content + found.bytes, digest_size=16).digest()
         forged = base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
         with pytest.raises(InvalidInputError, match="not returned by this search"):
-            search.position_in_token(forged, found)
+            search.place_in_token(forged, found)
 
 
 async def test_a_page_shows_one_point_in_time(service: MongoSessionService) -> None:

@@ -1,4 +1,4 @@
-"""Positions: resets and removes consumers that are stopped."""
+"""Consumer places: resets and removes consumers that are stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mongo_session_service.consumers.checkpoint import (
     Checkpoint,
     ConsumerSettings,
     ConsumerStatus,
-    Position,
+    LogPlace,
 )
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -23,24 +23,24 @@ from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.storage.statements import Query
 
 
-async def start_position(
+async def start_place(
     service: MongoSessionService, to: Literal["now", "beginning"] | float
-) -> Position:
-    """Make the position before all, before what is new, or before a time's changes."""
+) -> LogPlace:
+    """Make the place before all, before what is new, or before a time's changes."""
     storage = await backends_of(service).storage()
     now = await storage.latest_time()
     window = await storage.oplog_window_if_known()
     if to == "now":
-        return Position.at_end(now)
+        return LogPlace.at_end(now)
     if to == "beginning":
-        return Position.at_beginning(now)
+        return LogPlace.at_beginning(now)
     if window is not None and now.time - to > window:
         raise InvalidInputError(
             f"MongoDB's oplog reaches back {window:.0f} seconds, not to that time."
             " Choose a later one, or the beginning of the log."
         )
     start = Timestamp(int(to), 1)
-    return Position(start=start, reached=start)
+    return LogPlace(start=start, reached=start)
 
 
 async def count_log(service: MongoSessionService, app_name: str | None) -> int:
@@ -53,11 +53,11 @@ async def count_log(service: MongoSessionService, app_name: str | None) -> int:
 
 
 async def reset_consumer(
-    service: MongoSessionService, status: ConsumerStatus, position: Position
+    service: MongoSessionService, status: ConsumerStatus, place: LogPlace
 ) -> None:
-    """Set the position after which a consumer reads on; its dead letters stay."""
+    """Set the place after which a consumer reads on; its dead letters stay."""
     async with _claimed_checkpoint(service, status) as checkpoint:
-        await checkpoint.move_to(position)
+        await checkpoint.move_to(place)
 
 
 async def remove_consumer(service: MongoSessionService, status: ConsumerStatus) -> None:
