@@ -45,25 +45,19 @@ class EventRecord:
 
     @property
     def event(self) -> Document:
-        """Its sub-document, as it is stored."""
-        event: Document = self.document["event"]
-        return event
-
-    @property
-    def _known(self) -> Document:
-        """The same, or nothing if another tool has damaged it."""
+        """Its sub-document, as it is stored; empty if another tool has damaged it."""
         event = self.document.get("event")
         return event if isinstance(event, dict) else {}
 
     @property
     def id(self) -> Any:
         """The event's own id; None if another tool has damaged it."""
-        return self._known.get("id")
+        return self.event.get("id")
 
     @property
     def timestamp(self) -> float:
         """Seconds since 1970; 0 if another tool has damaged it."""
-        time = self._known.get("timestamp")
+        time = self.event.get("timestamp")
         return float(time) if isinstance(time, int | float) else 0.0
 
     @property
