@@ -359,18 +359,14 @@ async def dead_letters(address: options.ServiceAddress, name: str) -> None:
 
 
 def _letter_text(letter: DeadLetter) -> Text:
-    from rich.text import Text
-
     revision = letter.id.get("revision")
     number = "" if revision is None else f"r{revision}"
     who = "/".join(_key_parts(letter).values())
-    return Text("  ").join(
-        [
-            styled(time_text(letter.time), terminal.FAINT),
-            styled(letter.error, terminal.BAD),
-            styled(f"({counted(letter.attempts, 'attempt')})", terminal.FAINT),
-            styled(f"{letter.id['kind']} {number} {who}", terminal.FAINT),
-        ]
+    return terminal.line(
+        styled(time_text(letter.time), terminal.FAINT),
+        styled(letter.error, terminal.BAD),
+        styled(f"({counted(letter.attempts, 'attempt')})", terminal.FAINT),
+        styled(f"{letter.id['kind']} {number} {who}", terminal.FAINT),
     )
 
 

@@ -238,17 +238,14 @@ async def _show_sessions(
 
 def _session_row(summary: SessionSummary) -> dict[str, Text]:
     since = max(0.0, time.time() - summary.last_update_time)
-    about = styled(summary.title or "")
-    if summary.labels:
-        about.append("  " if summary.title else "")
-        about.append_text(styled(labels_text(summary.labels), terminal.NOTE))
-    if summary.branches > 1:
-        about.append("  " if about else "")
-        about.append_text(styled(f"{summary.branches} versions", terminal.NOTE))
-    if summary.waiting:
-        names = [each.name or each.call_id for each in summary.waiting]
-        about.append("  " if about else "")
-        about.append_text(styled(f"waits for {', '.join(names[:3])}", terminal.WARNING))
+    names = [each.name or each.call_id for each in summary.waiting[:3]]
+    versions = f"{summary.branches} versions" if summary.branches > 1 else ""
+    about = terminal.line(
+        styled(summary.title or ""),
+        styled(labels_text(summary.labels), terminal.NOTE),
+        styled(versions, terminal.NOTE),
+        styled(f"waits for {', '.join(names)}" if names else "", terminal.WARNING),
+    )
     return {
         "TITLE AND LABELS": about,
         "SESSION": styled(summary.id, "bold"),
@@ -455,8 +452,6 @@ def change_text(change: Change, scope_length: int) -> Text:
     Its event and state are shown as the public view has them. The first
     ``scope_length`` parts of its key are known from what is watched.
     """
-    from rich.text import Text
-
     shown = json.loads(change.json_text)
     key = (change.app_name, change.user_id, change.session_id)
     parts = [each for each in key if each is not None]
@@ -472,16 +467,12 @@ def change_text(change: Change, scope_length: int) -> Text:
     delta = ", ".join(state_texts(shown.get("state", shown["state_delta"]), "="))
     number = "" if change.revision is None else f"r{change.revision}"
     about = filter(None, (change.kind if event else "", number, who))
-    return Text("  ").join(
-        part
-        for part in (
-            styled(time_text(change.time), terminal.FAINT),
-            author,
-            styled(text),
-            styled(delta, terminal.NOTE),
-            styled(" ".join(about), terminal.FAINT),
-        )
-        if part
+    return terminal.line(
+        styled(time_text(change.time), terminal.FAINT),
+        author,
+        styled(text),
+        styled(delta, terminal.NOTE),
+        styled(" ".join(about), terminal.FAINT),
     )
 
 

@@ -64,6 +64,13 @@ def styled(value: object, style: str = "") -> Text:
     return Text(printable(str(value)), style, overflow="fold")
 
 
+def line(*parts: Text) -> Text:
+    """Join those that are not empty."""
+    from rich.text import Text
+
+    return Text("  ").join(part for part in parts if part)
+
+
 def table(rows: Sequence[dict[str, Text]]) -> Table:
     """Make a table of named cells, numbers flush right; empty columns are left out."""
     from rich.table import Table

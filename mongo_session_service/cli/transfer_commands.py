@@ -24,6 +24,7 @@ from mongo_session_service.cli.options import (
     as_json,
     combine_decorators,
     dry_run,
+    option,
     parse_function,
     run_until_done,
     selection,
@@ -177,26 +178,18 @@ def verify_() -> None:
     """Compares another store with its import here, and prints each difference."""
 
 
-_after_load: Final = click.option(
-    "--after-load",
-    type=parse_function,
-    metavar="MODULE:FUNCTION",
-    help="The hook that opens what before_store has sealed.",
+_after_load: Final = option(
+    "--after-load MODULE:FUNCTION", "The hook that opens what before_store has sealed."
 )
 _hooks: Final = combine_decorators(
-    click.option(
-        "--before-store",
-        type=parse_function,
-        metavar="MODULE:FUNCTION",
-        help="The hook that seals what is stored.",
-    ),
+    option("--before-store MODULE:FUNCTION", "The hook that seals what is stored."),
     _after_load,
 )
 
 
-def _choice(option: str, when: str) -> Callable[[Any], Any]:
+def _choice(name: str, when: str) -> Callable[[Any], Any]:
     return click.option(
-        option,
+        name,
         type=click.Choice(["fail", "skip"]),
         default="fail",
         show_default=True,
@@ -212,9 +205,7 @@ _choices: Final = combine_decorators(
     _on_error,
 )
 _exact: Final = combine_decorators(
-    click.option(
-        "--exact", is_flag=True, help="Report sessions that only the target has."
-    ),
+    option("--exact", "Report sessions that only the target has."),
     _hooks,
 )
 
