@@ -32,7 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
     today = str(dt.datetime.now(dt.UTC).date())
     usual = today if is_whole and not config.option.keyword else ALL
-    config.option.sample = config.option.sample or usual
+    day = config.option.sample = config.option.sample or usual
+    if day not in {ALL, NONE} and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(zlib.crc32(day.encode()))  # its sample too
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.adk.sessions import Session
+from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded.mongod import HOST, Mongod, find_mongod, free_ports
@@ -25,7 +26,7 @@ class Early(NamedTuple):
 
 
 @asynccontextmanager
-async def early(make_client: Callable[..., Any]) -> AsyncIterator[Early]:
+async def early() -> AsyncIterator[Early]:
     """A service whose one connection is from before its primary was one.
 
     PyMongo opens the like of it to end a cursor, for which it connects to any member.
@@ -35,15 +36,13 @@ async def early(make_client: Callable[..., Any]) -> AsyncIterator[Early]:
         mongod = Mongod(find_mongod(), port, Path(folder), None)
         try:
             mongod.wait_until_listening()
-            client = make_client(HOST, port, directConnection=True)
+            client = AsyncMongoClient[Any](HOST, port, directConnection=True)
             await client.admin.command("ping")
             initiate_alone(mongod, port)
             async with MongoSessionService(f"mongodb://{HOST}:{port}") as other:
                 session = await other.create_session(**SESSION)
             async with MongoSessionService(client=client) as service:
                 yield Early(service, session)
-            closing = client.close()
-            if closing is not None:
-                await closing
+            await client.close()
         finally:
             mongod.end()

@@ -6,13 +6,11 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 from support.subscriptions import (
     APP,
@@ -255,15 +253,11 @@ def test_a_feed_ends_with_its_loop_that_runs_again_and_again(
     asyncio.run(wait_for_streams(admin, database, 0))
 
 
-@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
 async def test_borrowed_clients(
-    mongodb_uri: str,
-    database: str,
-    admin: MongoClient,
-    make: Callable[[str], Any],
+    mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """With a borrowed client the feed ends with the service, and the client stays."""
-    client = make(mongodb_uri)
+    client: AsyncMongoClient[Any] = AsyncMongoClient(mongodb_uri)
     service = MongoSessionService(client=client, database=database)
     for _ in range(2):
         session = await service.create_session(**SESSION)
@@ -285,6 +279,4 @@ async def test_borrowed_clients(
                 await service.close()
             assert await broad.ended() is None
         await wait_for_streams(admin, database, 0)
-    closing = client.close()
-    if make is AsyncMongoClient:
-        await closing
+    await client.close()

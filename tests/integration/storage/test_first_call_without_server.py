@@ -8,17 +8,15 @@ from contextlib import suppress
 import pytest
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event
-from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient
 from support.early_connections import Early, early
 from support.subscriptions import IDS, SESSION, Follower
 
 from mongo_session_service import UnknownOutcomeError
 
 
-@pytest.fixture(params=[AsyncMongoClient, AsyncIOMotorClient], ids=["PyMongo", "Motor"])
-async def early_one(request: pytest.FixtureRequest) -> AsyncIterator[Early]:
-    async with early(request.param) as one:
+@pytest.fixture
+async def early_one() -> AsyncIterator[Early]:
+    async with early() as one:
         yield one
 
 

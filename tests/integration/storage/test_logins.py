@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from google.adk.events import Event
-from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient
 from support.databases import drop
 from support.leak_detector import PASSWORD
 from support.secured_mongod import ROLE, USER, Secured
@@ -29,21 +27,13 @@ def drop_and_create_user(server: Secured) -> None:
     server.admin.admin.command("createUser", USER, pwd=PASSWORD, roles=[ROLE])
 
 
-@pytest.fixture(params=[None, AsyncMongoClient, AsyncIOMotorClient])
-async def service(
-    request: pytest.FixtureRequest, server: Secured
-) -> AsyncIterator[MongoSessionService]:
-    """A service as a user who may do all, on each driver."""
+@pytest.fixture
+async def service(server: Secured) -> AsyncIterator[MongoSessionService]:
+    """A service as a user who may do all."""
     drop(server.admin, DATABASE)
     server.grant(needs(FEATURES, DATABASE))
-    make = request.param
-    where = {"client": make(server.uri())} if make else {"uri": server.uri()}
-    async with MongoSessionService(**where, database=DATABASE) as service:
+    async with MongoSessionService(server.uri(), database=DATABASE) as service:
         yield service
-    for client in where.values():
-        closing = client.close() if make else None
-        if closing is not None:
-            await closing
 
 
 async def test_a_database_user_may_be_created_again(

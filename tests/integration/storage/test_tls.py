@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import trustme
-from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 from support.cli_runner import run
 from support.leak_detector import PASSWORD
@@ -113,18 +112,15 @@ async def test_an_unknown_authority_is_refused_at_once(
         assert "tlsCAFile" in said
 
 
-@pytest.mark.parametrize("kind", [AsyncMongoClient, AsyncIOMotorClient])
 async def test_certificates_of_a_borrowed_client_are_checked(
-    server: Secured, unknown_authority: str, kind: Any
+    server: Secured, unknown_authority: str
 ) -> None:
     """An unknown authority is refused at once."""
-    client = kind(server.uri("root", tls="true", tlsCAFile=unknown_authority))
-
-    said = await refusal(MongoSessionService(client=client))
+    uri = server.uri("root", tls="true", tlsCAFile=unknown_authority)
+    async with AsyncMongoClient[Any](uri) as client:
+        said = await refusal(MongoSessionService(client=client))
 
     assert "self-signed certificate" in said
-    if closing := client.close():
-        await closing
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from queue import Queue
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events import Event
 from google.adk.runners import Runner
-from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 from pymongo.errors import AutoReconnect
 from support import turn_holder
@@ -69,18 +67,9 @@ def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] |
 
 
 @brief_leases
-@pytest.mark.parametrize(
-    "client_of",
-    [
-        AsyncMongoClient,
-        pytest.param(AsyncIOMotorClient, marks=pytest.mark.release),
-    ],
-)
-async def test_a_body_may_block_its_event_loop(
-    mongodb_uri: str, database: str, client_of: Callable[[str], Any]
-) -> None:
+async def test_a_body_may_block_its_event_loop(mongodb_uri: str, database: str) -> None:
     """Longer than a lease; a client that is lent is not used in another thread."""
-    client = client_of(mongodb_uri)
+    client: AsyncMongoClient[Any] = AsyncMongoClient(mongodb_uri)
     service = MongoSessionService(
         client=client, database=database, _limits=BRIEF_LEASES
     )
@@ -91,8 +80,7 @@ async def test_a_body_may_block_its_event_loop(
         await service.append_event(session, Event(author="x"))
     assert try_elsewhere(mongodb_uri, database, wait=10) is None
     await service.close()
-    if closing := client.close():
-        await closing
+    await client.close()
 
 
 @brief_leases
