@@ -122,6 +122,7 @@ async def content_frames(
     async for change in subscription:
         is_placed = {change.turn_position, change.revision} != {None}
         yield frame_of(change, subscription.place if is_placed else None)
+        del change  # or it would be held until the next one comes
 
 
 async def outlines(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, closing
@@ -12,10 +13,10 @@ import pytest
 from google.adk.events import Event
 from google.genai import types
 from support.http_paths import CHANGES, EVENTS, SESSION, USER, app_of
-from support.http_server import PATIENCE, Client, serving, unread
+from support.http_server import PATIENCE, Client, serving, unread, until
 from support.subscriptions import SESSION as IDS
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import Change, MongoSessionService
 
 OTHER = {**IDS, "user_id": "other"}
 
@@ -61,6 +62,15 @@ async def test_a_slow_reader_delays_nobody(
     assert [each.status_code for each in answers] == [200] * 3
     assert len(answers[1].json()["events"]) == 1
     assert len(answers[2].json()["events"]) == len(received) - 1 == 2
+
+
+async def test_a_stream_whose_history_is_read_holds_nothing(url: str) -> None:
+    """However large the last event is."""
+    async with Client(f"{url}{CHANGES}", history="all") as client:
+        received = await client.take(3)
+        await until(lambda: not any(isinstance(it, Change) for it in gc.get_objects()))
+
+    assert [each.kind for each in received] == ["snapshot", "appended", "appended"]
 
 
 @pytest.mark.parametrize(
