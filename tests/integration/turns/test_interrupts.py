@@ -27,7 +27,7 @@ from mongo_session_service import MongoSessionService, RunningTurn
 from mongo_session_service.errors import TurnInterruptedError
 
 CROWD = 50
-PATIENCE = 20.0
+PATIENCE = 0.75 * interrupting_process.WAIT
 """Seconds in which all is over: less than any of them would wait."""
 
 quick_stops = pytest.mark.limits(stop_poll_seconds=0.05, abort_seconds=0.05)
