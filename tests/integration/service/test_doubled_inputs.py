@@ -147,11 +147,13 @@ async def test_texts(service: MongoSessionService, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-async def test_uris(text: str) -> None:
-    """Those that cannot be used, for which the constructor looks for the reason."""
+async def test_uris_and_keys(service: MongoSessionService, text: str) -> None:
+    """Those that are refused, for a reason that is looked for and quoted."""
 
     async def call(size: int) -> None:
-        await outcome(lambda: MongoSessionService("mongodb://" + repeat(text, size)))
+        long = repeat(text, size)
+        await outcome(lambda: MongoSessionService("mongodb://" + long))
+        await outcome(lambda: service.create_session(**KEY, state={long: 1}))
 
     await check_doubling(call, LENGTH)
 
@@ -269,7 +271,6 @@ ROUTES: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     f"POST {SESSION}/fork": lambda it: {"json": {"newSessionId": it}},
     f"PUT {SESSION}/shown": lambda it: {"json": {"at": it}},
     f"POST {SESSION}/turns": lambda it: {"json": {"insteadOf": it, **QUESTION}},
-    f"POST {SESSION}/turns#": lambda it: {"json": {"stateDelta": {it: 1}, **QUESTION}},
 }
 
 
