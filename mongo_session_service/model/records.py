@@ -181,18 +181,6 @@ class Append(NamedTuple):
     """Its questions to people, or answers for them."""
 
 
-@dataclass(slots=True, eq=False)
-class PlannedWrite:
-    """A write, and the version that it expects of its session."""
-
-    write: Append | NewSession
-    expected: Marker
-    now: float
-    """The server's time when its caller began to wait."""
-    retries: int
-    """How often its session may still have another time to live than expected."""
-
-
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
     """The checked key of a session, its id stripped as ADK's own services do."""
     if isinstance(session_id, str):

@@ -50,7 +50,6 @@ from mongo_session_service.model.records import (
     Document,
     Marker,
     NewSession,
-    PlannedWrite,
     SessionKey,
     TurnFence,
 )
@@ -69,6 +68,7 @@ from mongo_session_service.sessions.writer import (
     TOO_LATE,
     AlreadyStored,
     Outdated,
+    QueuedWrite,
     Verdict,
     Writer,
 )
@@ -348,7 +348,7 @@ def turn_expectation(fence: TurnFence) -> Document:
     return {TURN_EPOCH: epoch, "create_time": create_time}
 
 
-async def judge(storage: Storage, planned: PlannedWrite, time_limit: float) -> Verdict:
+async def judge(storage: Storage, planned: QueuedWrite) -> Verdict:
     """Find out why a write was refused; most often the verdict is an error.
 
     Beside what is expected of a session, nothing else may be stored under the id of a
@@ -365,6 +365,7 @@ async def judge(storage: Storage, planned: PlannedWrite, time_limit: float) -> V
 
     # A primary may show what it has not replicated, and lose it when it is deposed.
     # What a transaction has read is on a majority once it is committed.
+    time_limit = planned.deadline - time.monotonic()
     session, stored = await storage.run(find, time_limit=time_limit)
     found = session.marker
     if stored is not None:
@@ -387,7 +388,7 @@ async def judge(storage: Storage, planned: PlannedWrite, time_limit: float) -> V
 
 def session_updates(
     storage: Storage,
-    planned: Iterable[PlannedWrite],
+    planned: Iterable[QueuedWrite],
     waiting: Mapping[tuple[SessionKey, int], Document],
 ) -> list[Update]:
     """Build the updates of appends to their sessions: one for each session.

@@ -15,7 +15,6 @@ from mongo_session_service.model.records import (
     Append,
     Document,
     NewSession,
-    PlannedWrite,
     SessionKey,
 )
 from mongo_session_service.sessions.append import (
@@ -26,6 +25,7 @@ from mongo_session_service.sessions.append import (
 from mongo_session_service.sessions.details import announcement
 from mongo_session_service.sessions.reads import find_event, head_query
 from mongo_session_service.sessions.waiting_log import pending_calls_after_batch
+from mongo_session_service.sessions.writer import QueuedWrite
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Insert,
@@ -38,7 +38,7 @@ from mongo_session_service.storage.transactions import Transaction
 
 async def commit_batch(
     storage: Storage,
-    planned: Sequence[PlannedWrite],
+    planned: Sequence[QueuedWrite],
     time_limit: float,
     attempts: int | None,
 ) -> None:
@@ -74,7 +74,7 @@ async def commit_batch(
 
 
 async def _write_with_sessions(
-    storage: Storage, planned: Sequence[PlannedWrite], tx: Transaction
+    storage: Storage, planned: Sequence[QueuedWrite], tx: Transaction
 ) -> None:
     """Write a batch whose statements depend on what its sessions hold."""
     waiting = await pending_calls_after_batch(storage, planned, tx)
@@ -91,7 +91,7 @@ async def _write_with_sessions(
 
 def batch_statements(
     storage: Storage,
-    planned: Sequence[PlannedWrite],
+    planned: Sequence[QueuedWrite],
     waiting: Mapping[tuple[SessionKey, int], Document],
 ) -> list[Statement]:
     """Build the statements of a batch.

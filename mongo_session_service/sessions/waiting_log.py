@@ -24,7 +24,6 @@ from mongo_session_service.codec.waiting_calls import (
 from mongo_session_service.model.records import (
     Append,
     Document,
-    PlannedWrite,
     SessionKey,
     WaitingStep,
 )
@@ -33,6 +32,7 @@ from mongo_session_service.sessions import event_log
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.reads import find_head
+from mongo_session_service.sessions.writer import QueuedWrite
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query, RefusedError
 from mongo_session_service.storage.transactions import Transaction
@@ -101,7 +101,7 @@ async def pending_calls_after(
 
 
 async def pending_calls_after_batch(
-    storage: Storage, planned: Iterable[PlannedWrite], tx: Transaction
+    storage: Storage, planned: Iterable[QueuedWrite], tx: Transaction
 ) -> dict[tuple[SessionKey, int], Document]:
     appends: dict[SessionKey, list[tuple[int, Append]]] = {}
     for each in planned:

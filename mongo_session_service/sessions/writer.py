@@ -35,7 +35,7 @@ from mongo_session_service.errors import (
     UnknownOutcomeError,
 )
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.model.records import Append, Marker, NewSession, PlannedWrite
+from mongo_session_service.model.records import Append, Marker, NewSession
 from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import LockedError, RefusedError
@@ -55,9 +55,6 @@ MIN_HALF: Final = 32
 
 ATTEMPTS: Final = 2
 """How often a batch is tried before a document of it counts as locked."""
-
-RETRIES: Final = 10
-"""How often a write is tried again since its session has another time to live."""
 
 MAX_HELD_BACK: Final = 4
 """Writes that were held back for a lock, and are tried again at the same time."""
@@ -91,10 +88,10 @@ class Outdated(NamedTuple):
 
 
 Verdict: TypeAlias = AlreadyStored | Outdated
-Commit = Callable[[list["_QueuedWrite"], float, int | None], Awaitable[None]]
+Commit = Callable[[list["QueuedWrite"], float, int | None], Awaitable[None]]
 """Stores writes as one transaction, in so many seconds and attempts."""
-Judge = Callable[[PlannedWrite, float], Awaitable[Verdict]]
-"""Finds out why a single write was refused, in so many seconds, or raises that."""
+Judge = Callable[["QueuedWrite"], Awaitable[Verdict]]
+"""Finds out why a single write was refused, or raises that."""
 
 DocumentId = tuple[str, ...]
 """A document that writes change: a session's key, or its app, or its app and user."""
@@ -110,13 +107,18 @@ class _PendingSessionWrites:
 
 
 @dataclass(slots=True, eq=False)
-class _QueuedWrite(PlannedWrite):
+class QueuedWrite:
     """A caller's write in the queue, planned anew with each batch."""
 
+    write: Append | NewSession
     known: Marker
-    """The marker that its caller expects."""
+    """The marker that its caller expects of its session."""
+    expected: Marker
+    """The marker that its batch expects, given the writes before it."""
     after: Marker
-    """The marker that it leaves its session at, as planned."""
+    """The marker that it leaves its session at then."""
+    now: float
+    """The server's time when its caller began to wait."""
     pending: _PendingSessionWrites
     deadline: float
     documents: tuple[DocumentId, ...]
@@ -126,6 +128,8 @@ class _QueuedWrite(PlannedWrite):
     is_cancelled: bool = False
     is_held_back: bool = False
     together: int = 1
+    retries: int = 10
+    """How often its session may still have another time to live than expected."""
 
     def answer_caller(self, outcome: Marker | BaseException | None) -> None:
         self.outcome, self.has_ended = outcome, True
@@ -202,7 +206,7 @@ class Writer:
         self._most = MAX_WRITES if storage.has_transactions else 1
         self._most_batches = MAX_BATCHES if storage.has_transactions else 1
         self.write_timeout = storage.write_timeout
-        self._queue: deque[_QueuedWrite] = deque()
+        self._queue: deque[QueuedWrite] = deque()
         self._pending: dict[int, _PendingSessionWrites] = {}
         self._busy: set[DocumentId] = set()
         """Documents of the batches in flight."""
@@ -250,18 +254,9 @@ class Writer:
             documents += (write.key[:1],)
         if write.delta.user:
             documents += (write.key[:2],)
-        queued = _QueuedWrite(
-            write,
-            expected,
-            now,
-            RETRIES,
-            known=expected,
-            after=expected,
-            pending=pending,
-            deadline=deadline,
-            documents=documents,
-            answer=asyncio.get_running_loop().create_future(),
-        )
+        answer = asyncio.get_running_loop().create_future()
+        markers = expected, expected, expected
+        queued = QueuedWrite(write, *markers, now, pending, deadline, documents, answer)
         self._queue.append(queued)
         self.buffer.reserve(write.size)
         if self._alarm is None or deadline < self._alarm_at:
@@ -298,7 +293,7 @@ class Writer:
         while waiting := [*self._tasks, *(each.answer for each in self._queue)]:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _outcome_of(self, queued: _QueuedWrite) -> None:
+    async def _outcome_of(self, queued: QueuedWrite) -> None:
         while not queued.has_ended:
             try:
                 await queued.answer
@@ -370,7 +365,7 @@ class Writer:
             if self._queue:
                 self._start_soon()
 
-    def _next_batch(self) -> list[_QueuedWrite]:
+    def _next_batch(self) -> list[QueuedWrite]:
         """Take the next batch; a second one only if it is no smaller than the first.
 
         A few writes would pay for a transaction of their own what they gain by not
@@ -386,7 +381,7 @@ class Writer:
         self._is_blocked = not batch and bool(flying)
         return batch
 
-    def _take_compatible_writes(self, most: int) -> list[_QueuedWrite]:
+    def _take_compatible_writes(self, most: int) -> list[QueuedWrite]:
         """Take the writes off the queue that can go together, in order.
 
         None of them changes a document that is busy or locked, nor one that the first
@@ -394,8 +389,8 @@ class Writer:
         go together only through one ``Session`` object: another object's expectation
         cannot be judged before these are stored.
         """
-        batch: list[_QueuedWrite] = []
-        left: list[_QueuedWrite] = []
+        batch: list[QueuedWrite] = []
+        left: list[QueuedWrite] = []
         by_session: dict[DocumentId, _PendingSessionWrites | None] = {}
         queue, busy, size, has_reserved = self._queue, self._busy, 0, False
         while queue and len(batch) < most:
@@ -416,18 +411,18 @@ class Writer:
         return batch
 
     async def _write_bisecting(
-        self, batch: list[_QueuedWrite], attempts: int | None
-    ) -> list[_QueuedWrite]:
+        self, batch: list[QueuedWrite], attempts: int | None
+    ) -> list[QueuedWrite]:
         """Write a batch; if it fails, split it in two until the failing write is found.
 
         Returns the writes that are to be tried again, in order.
         """
-        again: list[_QueuedWrite] = []
+        again: list[QueuedWrite] = []
         parts = [batch]
         while parts:
             # A session's later writes follow its earlier ones.
             closed = self._locked.union(map(_key_of, again))
-            part: list[_QueuedWrite] = []
+            part: list[QueuedWrite] = []
             for queued in self._end_late(parts.pop()):
                 is_open = closed.isdisjoint(queued.documents)
                 (part if is_open else again).append(queued)
@@ -440,7 +435,7 @@ class Writer:
         return again
 
     async def _commit_part(
-        self, part: list[_QueuedWrite], attempts: int | None
+        self, part: list[QueuedWrite], attempts: int | None
     ) -> Exception | None:
         """Write one transaction; return why it failed, which its callers raise."""
         if not part:
@@ -454,8 +449,8 @@ class Writer:
         return None
 
     async def _settle(
-        self, part: list[_QueuedWrite], error: Exception | None
-    ) -> list[_QueuedWrite]:
+        self, part: list[QueuedWrite], error: Exception | None
+    ) -> list[QueuedWrite]:
         """End writes; return those that are to be tried again."""
         if error is None:
             for queued in part:
@@ -474,10 +469,10 @@ class Writer:
         queued.answer_caller(outgrown_error(queued.write) if is_large else error)
         return []
 
-    async def _settle_refused(self, queued: _QueuedWrite) -> list[_QueuedWrite]:
+    async def _settle_refused(self, queued: QueuedWrite) -> list[QueuedWrite]:
         """End a write that expected what is not so, or return it to be tried again."""
         try:
-            verdict = await self._judge(queued, queued.deadline - monotonic())
+            verdict = await self._judge(queued)
         except StorageUnavailableError as failure:
             return self._give_up([queued], failure)
         except Exception as reason:  # noqa: BLE001  the caller raises it
@@ -498,8 +493,8 @@ class Writer:
     # --- Time limits ---
 
     def _give_up(
-        self, part: list[_QueuedWrite], error: StorageUnavailableError
-    ) -> list[_QueuedWrite]:
+        self, part: list[QueuedWrite], error: StorageUnavailableError
+    ) -> list[QueuedWrite]:
         """End writes, or only those whose time limit ended their transaction.
 
         The others, which it returns, are tried again, even if the outcome is unknown:
@@ -520,7 +515,7 @@ class Writer:
             queued.answer_caller(copy.copy(error))
         return again
 
-    def _end_late(self, writes: Iterable[_QueuedWrite]) -> list[_QueuedWrite]:
+    def _end_late(self, writes: Iterable[QueuedWrite]) -> list[QueuedWrite]:
         now, kept = monotonic(), []
         for queued in writes:
             if queued.is_cancelled:
@@ -557,8 +552,8 @@ class Writer:
     # --- Locked documents ---
 
     def _hold_back_locked(
-        self, part: list[_QueuedWrite], collection: str
-    ) -> list[_QueuedWrite]:
+        self, part: list[QueuedWrite], collection: str
+    ) -> list[QueuedWrite]:
         """Hold back the writes that may have met a lock, to be tried each by itself.
 
         Batches leave their documents out meanwhile. It returns the other writes.
@@ -580,7 +575,7 @@ class Writer:
             task.add_done_callback(partial(self._release_locked, queued, held))
         return again
 
-    async def _write_held_back(self, queued: _QueuedWrite) -> None:
+    async def _write_held_back(self, queued: QueuedWrite) -> None:
         attempts, left = 0, [queued]
         while left:
             pause = backoff(attempts, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
@@ -597,7 +592,7 @@ class Writer:
                     left = await self._settle(left, error)
 
     def _release_locked(
-        self, queued: _QueuedWrite, held: set[DocumentId], task: asyncio.Task[None]
+        self, queued: QueuedWrite, held: set[DocumentId], task: asyncio.Task[None]
     ) -> None:
         self._tasks.discard(task)
         self._locked -= held
@@ -607,7 +602,7 @@ class Writer:
         self._start_soon()
 
 
-def _plan(writes: Iterable[_QueuedWrite]) -> None:
+def _plan(writes: Iterable[QueuedWrite]) -> None:
     """Set which marker each write of a batch expects, given the ones before it."""
     latest: dict[object, Marker] = {}
     for queued in writes:

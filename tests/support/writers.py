@@ -8,8 +8,8 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-from mongo_session_service.model.records import Append, PlannedWrite
-from mongo_session_service.sessions.writer import Verdict, Writer
+from mongo_session_service.model.records import Append
+from mongo_session_service.sessions.writer import QueuedWrite, Verdict, Writer
 from mongo_session_service.storage.database import ServerClock
 from mongo_session_service.testing import Limits
 
@@ -20,10 +20,10 @@ class Database:
     """Notes the batches that are committed; ``meet`` decides which ones fail."""
 
     def __init__(self, meet: Callable[[list[str]], Any] | None = None) -> None:
-        self.batches: list[list[PlannedWrite]] = []
+        self.batches: list[list[QueuedWrite]] = []
         self._meet = meet
 
-    async def commit_batch(self, planned: list[PlannedWrite], *_: object) -> None:
+    async def commit_batch(self, planned: list[QueuedWrite], *_: object) -> None:
         if self._meet is not None:
             await self._meet(names(planned))
         self.batches.append(planned)
@@ -38,7 +38,7 @@ class Database:
         return [*chain.from_iterable(self.stored)]
 
 
-def names(planned: list[PlannedWrite]) -> list[str]:
+def names(planned: list[QueuedWrite]) -> list[str]:
     return [it.write.event["id"] for it in planned if isinstance(it.write, Append)]
 
 
