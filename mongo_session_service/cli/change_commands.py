@@ -74,8 +74,9 @@ async def set_session(
 
 def _changed_fields(given: dict[str, Any]) -> dict[str, Any]:
     """Return the details that are given, and None for those that end."""
+    not_given = (None, (), False)
     changes = {
-        name: given[name] for name in options.details if given[name] not in (None, ())
+        name: given[name] for name in options.details if given[name] not in not_given
     }
     ended = [name for name in options.details if given.get(f"no_{name}")]
     if not changes and not ended:
