@@ -323,8 +323,8 @@ def show_sessions(
     popped = (left.pop() for _ in range(len(left)))  # what is shown is freed
     has_common = app is not dict or bool(users)
     for record, own in readable(lambda it: (it, it.own_state(hooks)), popped):
-        common = app() | users.get(record.key.user_id, dict)()
-        yield StoredSession(record, own | common if has_common else own, [])
+        user = users.get(record.key.user_id, dict)
+        yield StoredSession(record, own | app() | user() if has_common else own, [])
 
 
 def show_session(
