@@ -154,7 +154,6 @@ that limit."""
 _REPEATED: Final = ("RetryableWriteError", "UnknownTransactionCommitResult")
 """Labels of what the driver repeats by itself."""
 _TRANSIENT_LABELS: Final = ("TransientTransactionError", "RetryableWriteError")
-_MOST_SERVERS: Final = 3
 _SYSTEM_ERROR: Final = re.compile(r"\[Errno (-?\d+)\]")
 _UNRESOLVED: Final = {8, 11001}
 """What macOS and Windows call a name that DNS does not know; Linux, below zero."""
@@ -166,14 +165,9 @@ _NO_MEMBER: Final = (
     " replicaSet= in the URI."
 )
 _NO_PRIMARY: Final = (
-    "none of {} is primary. During an election, try again soon; a new replica set"
-    " needs rs.initiate() once."
+    "Check that mongod is running there, and can be reached from this machine. During"
+    " an election, try again soon; a new replica set needs rs.initiate() once."
 )
-_UNREACHABLE: Final = (
-    "Check that mongod is running there, and can be reached from this machine."
-)
-_NO_DNS: Final = "Check its name in the URI."
-_NO_TLS: Final = "Check whether the server offers TLS, as the URI asks."
 
 
 class TimeLimitError(driver.NetworkTimeout):
@@ -439,10 +433,7 @@ def _unavailable_error(
         # Once the pool has met it, the driver reports this as a timeout.
         return StorageError(_BAD_CREDENTIALS)
     else:
-        # Who gives up earlier raises the error without a text.
-        seconds = client.options.server_selection_timeout
-        waited = f" It was tried for {seconds:g}s." if str(error) else ""
-        reason = _describe_outage(client) + waited
+        reason = _describe_outage(client)
     return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}")
 
 
@@ -482,19 +473,22 @@ def _refused_command(details: Mapping[str, Any]) -> str:
 
 def _describe_outage(client: Any) -> str:
     topology = topology_of(client)
-    servers = list(topology.server_descriptions().values())
+    servers = topology.server_descriptions().values()
     if not servers:
         return _NO_MEMBER.format(topology.replica_set_name)
-    known = [each for each in servers if each.server_type_name != "Unknown"]
-    if known == servers:
-        return _NO_PRIMARY.format(", ".join(_address_text(each) for each in servers))
-    failed = [each for each in servers if each not in known]
-    reasons = [_failure(str(each.error)) for each in failed]
-    named = [
-        f"{_address_text(each)}: {reason}"
-        for each, (reason, _) in zip(failed[:_MOST_SERVERS], reasons, strict=False)
-    ]
-    return f"{'; '.join(named)}. {reasons[0][1]}"
+    states = [f"{_address_text(each)}: {_state(each)}" for each in servers]
+    return f"{'; '.join(states)}. {_NO_PRIMARY}"
+
+
+def _state(server: Any) -> str:
+    """Why a server cannot be used."""
+    if server.server_type_name != "Unknown":
+        return "it is not primary"
+    if found := _SYSTEM_ERROR.search(str(server.error)):
+        number = int(found[1])
+        is_unresolved = number < 0 or number in _UNRESOLVED
+        return "DNS does not know the host" if is_unresolved else os.strerror(number)
+    return "it does not answer"
 
 
 def certificate_refusal(client: Any) -> str | None:
@@ -511,18 +505,6 @@ def certificate_refusal(client: Any) -> str | None:
             " signed by an authority that the system or tlsCAFile= in the URI trusts."
         )
     return refusal
-
-
-def _failure(text: str) -> tuple[str, str]:
-    """Return why a server cannot be reached, and a hint."""
-    if found := _SYSTEM_ERROR.search(text):
-        number = int(found[1])
-        if number < 0 or number in _UNRESOLVED:
-            return "DNS does not know the host", _NO_DNS
-        return os.strerror(number), _UNREACHABLE
-    if "SSL" in text:
-        return "no TLS connection is possible", _NO_TLS
-    return "it does not answer", _UNREACHABLE
 
 
 def _address_text(server: Any) -> str:

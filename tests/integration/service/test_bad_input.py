@@ -109,7 +109,7 @@ def test_a_misspelt_argument_is_refused(misspelt: str, meant: str) -> None:
 
 
 async def test_an_unreachable_server_is_named() -> None:
-    """The error says which host did not answer and after how long; no password."""
+    """The error says which host did not answer, and no password."""
     async with AsyncMongoClient(NO_HOST) as client:
         for service in (
             MongoSessionService(NO_HOST),
@@ -119,7 +119,6 @@ async def test_an_unreachable_server_is_named() -> None:
                 await service.create_session(**IDS)
 
             assert "127.0.0.1:1" in str(caught.value)
-            assert "0.2s" in str(caught.value)
             assert "hunter2" not in repr(caught.value) + repr(caught.value.__cause__)
             await service.close()
 

@@ -25,8 +25,7 @@ class Client:
 
     def __init__(self, *errors: str | None) -> None:
         self.delegate = self
-        self.topology_description = self.options = self
-        self.server_selection_timeout = 0.25
+        self.topology_description = self
         self.replica_set_name = "rs0"
         self._servers = {
             f"h{number}": Server((f"h{number}", 1), error)
@@ -50,15 +49,14 @@ class Server(NamedTuple):
     ("errors", "parts"),
     [
         ([], ["no member of a replica set named 'rs0'", "standalone", "replicaSet="]),
-        ([None, None], ["none of h0:1, h1:1 is primary", "rs.initiate()"]),
+        ([None, None], ["h1:1: it is not primary", "rs.initiate()"]),
         (["[Errno 111] x"], ["h0:1: Connection refused", UNREACHABLE]),
-        (["[Errno 111] x"] * 5, ["h2:1: Connection refused. Check"]),
+        (["[Errno 111] x"] * 5, ["h4:1: Connection refused. Check"]),
         (["anything new"], ["h0:1: it does not answer", UNREACHABLE]),
         (["[Errno -2] x"], [f"h0:1: {UNRESOLVED}"]),
         (["[Errno -3] x"], [UNRESOLVED]),
         (["[Errno 8] x"], [UNRESOLVED]),
         (["[Errno 11001] x"], [UNRESOLVED]),
-        (["SSL x"], ["no TLS connection is possible", "offers TLS"]),
         ([None, "[Errno 111] x"], ["h1:1: Connection refused"]),
     ],
 )
@@ -71,7 +69,6 @@ def test_each_outage_has_its_reason_and_a_hint(
     message = str(translate_error(error, Client(*errors)))
 
     assert message.startswith("MongoDB is unavailable: ")
-    assert message.endswith(" It was tried for 0.25s.")
     assert [each for each in parts if each not in message] == []
     assert "driver's words" not in message
     assert "x" not in message.replace("example", "").split()
