@@ -33,7 +33,6 @@ def completion(shell: str) -> str:
     [
         ("", "se", {"sessions", "set", "setup"}),
         ("sessions --order", "u", {"update_time"}),
-        ("turns --status", "st", {"stopping", "stopped"}),
         ("import jsonl", "old", {"-o", "default"}),
         ("export --to", "ne", {"-o", "default"}),
     ],
