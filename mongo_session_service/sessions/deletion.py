@@ -284,7 +284,9 @@ async def _remove_placeholder(
     Yields how many events each step removed.
     """
     key = SessionKey(**document["_id"])
-    fence = Update("sessions", _placeholder_filter(key.id), MAKE_TOMBSTONE)
+    # Another has a holder of its own: the id may be free, and taken, by now.
+    same = {name: document.get(name) for name in (FORK, IMPORT)}
+    fence = Update("sessions", {**_placeholder_filter(key.id), **same}, MAKE_TOMBSTONE)
     end = placeholder_removal_statements(storage, key)
     is_reservation = FORK in document or IMPORT in document
     # A large initial state is kept beside the events.

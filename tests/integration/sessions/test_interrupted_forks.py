@@ -21,7 +21,10 @@ from mongo_session_service import (
     UnknownOutcomeError,
 )
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.service import backends_of
+from mongo_session_service.sessions import deletion
 from mongo_session_service.sessions import fork as copying
+from mongo_session_service.sessions.deletion import Reservations
 
 KEY = SessionKey(**IDS)
 FORK = KEY._replace(session_id="fork")
@@ -157,3 +160,21 @@ async def test_the_source_is_deleted_meanwhile(
         await fork(stepping)
 
     assert left_in(admin, database) == {"sessions": 1, "events": 30}
+
+
+async def test_a_late_removal_leaves_the_next_reservation(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """A sweep that has found the one before, which somebody else removed, does not."""
+    storage = (await backends_of(service).backend()).storage
+    await service.setup()
+    before, after = (
+        {"_id": FORK.id, **Reservations("held_by", 60).new_fields(storage)}
+        for _ in range(2)
+    )
+    admin[database].sessions.insert_one(after)
+
+    removal = deletion._remove_placeholder(storage, before, None)  # noqa: SLF001
+    assert [each async for each in removal] == []
+
+    assert admin[database].sessions.find_one() == after
