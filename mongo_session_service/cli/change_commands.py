@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,28 +24,9 @@ if TYPE_CHECKING:
     from mongo_session_service.service import MongoSessionService
 
 
-_ENDS: Final = {
-    "title": options.option("--no-title", "Remove its title."),
-    "labels": options.option(
-        "--no-labels", "Remove its labels, except those that --label sets."
-    ),
-    "expire_time": options.option(
-        "--no-expiry", "Never let it expire.", "no_expire_time"
-    ),
-}
-"""The options that end what people note of a session, by the fields of ``Details``."""
-
-
 @click.command("set")
 @options.session_arguments
-@options.combine_decorators(
-    *(
-        each
-        for name, its_option in options.details.items()
-        for each in (its_option, _ENDS.get(name))
-        if each is not None
-    )
-)
+@options.combine_decorators(*options.details.values(), *options.details_ended)
 @options.as_json
 @options.with_address
 async def set_session(
@@ -83,11 +64,12 @@ def _changed_fields(given: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError(
             "Nothing to set: give --title, --label or --ttl, for example."
         )
-    if "title" in changes and "title" in ended:
-        raise click.UsageError("Give either --title or --no-title.")
     if len([*changes.keys() & {"ttl", "expire_time"}, *{*ended} & {"expire_time"}]) > 1:
         message = "Give only one of --ttl, --expire-time and --no-expiry."
         raise click.UsageError(message)
+    for name in ended:
+        if name in changes and name != "labels":
+            raise click.UsageError(f"Give either --{name} or --no-{name}.")
     if "expire_time" in changes:
         changes["expire_time"] = datetime.fromtimestamp(changes["expire_time"], UTC)
     return dict.fromkeys(ended) | changes

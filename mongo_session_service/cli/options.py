@@ -509,6 +509,12 @@ details: Final = {
     ),
 }
 """The options for what people note of a session, by the fields of ``Details``."""
+details_ended: Final = (
+    option("--no-title", "Remove its title."),
+    option("--no-labels", "Remove its labels, except those that --label sets."),
+    option("--no-expiry", "Never let it expire.", "no_expire_time"),
+)
+"""And those that end one, whose parameters have its name after ``no_``."""
 
 
 def database_and_prefix() -> tuple[str, str]:
