@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from itertools import takewhile
@@ -88,6 +89,32 @@ def test_the_files_that_contributors_are_sent_to_exist() -> None:
 
     missing = {each for each in named if not (PACKAGE / each).exists()}
     assert {each for each in missing if not (ROOT / each).exists()} == set()
+
+
+def spelt(place: ast.AST) -> set[object]:
+    """What a function or a definition names: arguments, attributes, whole strings."""
+    nodes = [*ast.walk(place)]
+    return {
+        getattr(it, name, None) for it in nodes for name in ("arg", "attr", "value")
+    }
+
+
+def test_what_a_detail_takes_is_named() -> None:
+    """Who adds a detail is sent to each file that spells two of them in one place."""
+    page = (DOCS / "architecture.md").read_text()
+    (row,) = re.findall(r"^\| add a detail .*$", page, re.MULTILINE)
+    named = set(re.findall(r"`([\w/]+\.py)`", row))
+    places = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign, ast.AnnAssign)
+
+    spelling = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if "labels" in path.read_text()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, places) and spelt(node) >= {"title", "labels"}
+    }
+
+    assert named == spelling
 
 
 def test_the_loggers_are_named() -> None:
