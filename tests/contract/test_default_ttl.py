@@ -41,23 +41,6 @@ async def test_a_default_applies_where_no_time_to_live_is_given(
     assert left == [["default", "end", "never"], ["end", "never"], ["never"]]
 
 
-async def test_appends_renew_the_default_time_to_live(
-    brief: MongoSessionService,
-) -> None:
-    """A session in use lives on, and ends its time after the last append, if read."""
-    clock = Clock.set()
-    session = await brief.create_session(**SESSION)
-    for _ in range(3):
-        clock.now += 99
-        await brief.append_event(session, Event(author="x"))
-
-    clock.now += 99
-    assert await ids(brief) == ["s"]
-    assert await brief.get_session(**SESSION) is not None
-    clock.now += 1
-    assert await ids(brief) == []
-
-
 async def test_an_update_to_never_stays(brief: MongoSessionService) -> None:
     """None and infinity end it for good: no later append brings it back."""
     clock = Clock.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from bson import Binary
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.sessions import BaseSessionService, Session
@@ -73,44 +72,6 @@ async def test_contents_come_back_whole(sessions: BaseSessionService) -> None:
     await sessions.append_event(session, event)
 
     assert (await read(sessions)).events == [event]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"\xff\0",
-        bytearray(b"\xff\0"),
-        Binary(b"\xff\0", 4),
-        [bytearray(b"\xff"), {"deep": [Binary(b"\xff"), b"text"]}],
-    ],
-    ids=["bytes", "bytearray", "of BSON", "nested"],
-)
-async def test_what_is_like_bytes_comes_back_with_the_same_bytes(
-    sessions: BaseSessionService, value: object
-) -> None:
-    """Of a tool's response, where JSON would have no form for it."""
-    response = types.FunctionResponse(name="f", response={"result": value})
-    part = types.Part(function_response=response)
-    content = types.Content(role="user", parts=[part])
-    session = await create(sessions)
-
-    await sessions.append_event(session, Event(author="agent", content=content))
-
-    (event,) = (await read(sessions)).events
-    (response,) = event.get_function_responses()
-    assert as_bytes(response.response) == as_bytes({"result": value})
-
-
-def as_bytes(value: object) -> object:
-    """A value with bytes instead of what is like them."""
-    match value:
-        case dict():
-            return {key: as_bytes(each) for key, each in value.items()}
-        case list():
-            return [as_bytes(each) for each in value]
-        case bytearray() | bytes():
-            return bytes(value)
-    return value
 
 
 async def test_partial_events_are_not_stored(sessions: BaseSessionService) -> None:

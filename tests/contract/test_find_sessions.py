@@ -341,6 +341,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"labels": 0}, "labels must be a dict"),
     ({"newest_first": "no"}, "newest_first must be True or False"),
     ({"order_by": "title"}, "order_by must be one of"),
+    ({"waiting": False}, "waiting must be True or None"),
+    ({"waiting": 1}, "waiting must be True or None"),
     ({"where": {1: 1}}, "keys of where must be strings"),
     ({"where": {"user:name": "Ada"}}, "their own state only"),
     ({"where": {"k": b"\xff"}}, "where key 'k' must be a string, .* not bytes"),

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from google.adk.events import Event
 from support.conversations import (
     OWNER,
     ROOT,
-    EchoModel,
     ask,
     family,
-    runner_of,
     shown,
     talk,
     texts,
 )
-from support.scripted_model import conversation_in
 
 from mongo_session_service import MongoSessionService
 
@@ -44,24 +38,3 @@ async def test_edit_flip_and_delete(ours: MongoSessionService) -> None:
     assert (summary.title, summary.root_id) == ("Trip", ROOT)
     assert (summary.state or {})["n"] == 1
     assert first != second
-
-
-async def test_the_model_sees_no_other_version(ours: MongoSessionService) -> None:
-    """Its prompt on a branch is that of a conversation that was typed that way."""
-    _, second = await talk(ours, "one", "two")
-    model = EchoModel()
-    await ask(ours, "zwei", instead_of=second, runner=runner_of(ours, model))
-
-    (request,) = model.requests
-    assert conversation_in(request) == ["one", "to one", "zwei"]
-
-
-async def test_another_writer_of_the_original(ours: MongoSessionService) -> None:
-    """A loaded session of the original goes on there, as if nothing had been edited."""
-    (first,) = await talk(ours, "one")
-    loaded: Any = await ours.get_session(**OWNER, session_id=ROOT)
-    await ask(ours, "eins", instead_of=first)
-
-    await ours.append_event(loaded, Event(author="user", invocation_id="later"))
-
-    assert (await family(ours))[0].session_id == ROOT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import pytest
@@ -11,19 +10,6 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import BaseSessionService
 
 APP, USER = "my_app", "user-1"
-
-NASTY = (
-    "a",
-    "a/b",
-    "a:b",
-    "$a",
-    "a.b",
-    "a\0b",
-    '{"$ne": null}',
-    "%",
-    "ä\U0001f600",
-    " a",
-)
 
 
 async def test_created_session_is_the_one_read_back(
@@ -197,25 +183,6 @@ async def test_listing_nothing_is_empty(sessions: BaseSessionService) -> None:
 
     assert (await sessions.list_sessions(app_name="other")).sessions == []
     assert (await sessions.list_sessions(app_name=APP, user_id="x")).sessions == []
-
-
-async def test_no_two_keys_are_ever_mixed_up(sessions: BaseSessionService) -> None:
-    """Ids with separators, operators or strange characters name only themselves."""
-    ids = [each for each in NASTY if each == each.strip()]
-    triples = list(itertools.product(ids[:5], ids[:5], ids))
-    for app, user, id_ in triples:
-        await sessions.create_session(
-            app_name=app, user_id=user, session_id=id_, state={"me": [app, user, id_]}
-        )
-
-    for app, user in itertools.product(ids[:5], ids[:5]):
-        listed = (await sessions.list_sessions(app_name=app, user_id=user)).sessions
-        assert sorted(each.id for each in listed) == sorted(ids)
-        assert all(each.state["me"] == [app, user, each.id] for each in listed)
-    for app, user, id_ in triples[::7]:
-        found = await sessions.get_session(app_name=app, user_id=user, session_id=id_)
-        assert found is not None
-        assert found.state == {"me": [app, user, id_]}
 
 
 @pytest.mark.parametrize(

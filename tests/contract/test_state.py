@@ -50,21 +50,6 @@ async def test_each_prefix_has_its_scope(
     assert foreigner.state == {}
 
 
-async def test_shared_state_written_by_one_session_is_read_by_others(
-    sessions: BaseSessionService,
-) -> None:
-    """A later write to app: and user: state replaces what other sessions wrote."""
-    first = await create(sessions, session_id="1")
-    second = await create(sessions, session_id="2")
-    await append(sessions, first, {"app:k": "first", "user:k": "first"})
-    await append(sessions, second, {"app:k": "second", "user:k": "second"})
-
-    assert (await reload(sessions, first)).state == {
-        "app:k": "second",
-        "user:k": "second",
-    }
-
-
 async def test_create_updates_shared_state(sessions: BaseSessionService) -> None:
     """A new session's app: and user: keys are merged into what is there."""
     await create(sessions, state={"app:a": 1, "app:b": 1, "user:u": 1})

@@ -271,25 +271,6 @@ async def test_an_expired_id_is_free(ours: MongoSessionService) -> None:
         await ours.append_event(old, Event(author="x"))
 
 
-async def test_prune_removes_expired_sessions(ours: MongoSessionService) -> None:
-    """A prune removes what it counted before, and nothing that anyone is shown."""
-    clock = Clock.behind(100)
-    for number in range(3):
-        session = await ours.create_session(**OF_USER, ttl=1000)
-        await ours.append_event(session, Event(author="x"))
-        lasts = 10 ** (number + 1)
-        await ours.update_session(**OF_USER, session_id=session.id, ttl=lasts)
-    kept = await ours.create_session(**SESSION)
-    clock.catch_up()
-
-    counted = await ours.prune(dry_run=True)
-
-    assert (counted.sessions, counted.events) == (2, 2)
-    assert await ours.prune() == counted
-    assert (await ours.prune(dry_run=True)).sessions == 0
-    assert set(await ids(ours)) == {session.id, kept.id}
-
-
 async def test_bad_details_create_and_change_nothing(
     ours: MongoSessionService,
 ) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from google.adk.events import Event, EventActions
 from support.fake_clock import Clock
 from support.waiting import answer, ask, say
 
-from mongo_session_service import InvalidInputError, MongoSessionService, WaitingCall
+from mongo_session_service import MongoSessionService, WaitingCall
 
 ADA = {"app_name": "app", "user_id": "ada"}
 KEY = {**ADA, "session_id": "s"}
@@ -112,12 +109,3 @@ async def test_more_than_a_hundred_are_counted(ours: MongoSessionService) -> Non
     assert found.waiting_more == 24
     await append(ours, answer(*calls))
     assert await ids(ours) == []
-
-
-@pytest.mark.parametrize("value", [False, 1, "yes"])
-async def test_a_search_is_for_those_that_wait_or_for_all(
-    ours: MongoSessionService, value: Any
-) -> None:
-    """Any other value is refused."""
-    with pytest.raises(InvalidInputError, match="waiting must be True or None"):
-        await ours.find_sessions(**ADA, waiting=value)

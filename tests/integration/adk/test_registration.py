@@ -41,17 +41,6 @@ def built(uri: str = URI, **adk_arguments: object) -> BaseSessionService | None:
     return adk.create_session_service(uri, agents_dir="agents", **adk_arguments)
 
 
-@pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv"])
-def test_both_schemes_are_registered(scheme: str) -> None:
-    """A URI of either scheme gives a service, of the database that it names."""
-    register()
-
-    service = built(f"{scheme}://host.example.invalid/chats")
-
-    assert isinstance(service, MongoSessionService)
-    assert service.database_name == "chats"
-
-
 def test_registered_options_precede_those_that_adk_passes() -> None:
     """A URI or a database that was registered counts, also if ADK was given another."""
     register(uri="mongodb://127.0.0.1:1/ours")

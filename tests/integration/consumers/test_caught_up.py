@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from support.consumers import PATIENCE, append, begun, create, told
+from support.consumers import PATIENCE, append, create, told
 
 from mongo_session_service import Change, MongoSessionService
 
@@ -88,18 +88,3 @@ async def test_changes_after_its_start_do_not_prolong_a_run(
     async with asyncio.timeout(PATIENCE):
         await service.consumer("c").run(handler, until_caught_up=True)
     assert calls >= 1
-
-
-async def test_a_run_waits_for_the_name(service: MongoSessionService) -> None:
-    """While another reader has the name, the run stands by; then it catches up."""
-    session = await create(service)
-    other = service.consumer("c")
-    reading = asyncio.create_task(anext(other))
-    await begun(service)
-    running = asyncio.create_task(caught_up(service))
-    await append(service, session)
-    await reading
-    assert not running.done()
-    await other.close()
-
-    assert told(await running) == [("s", 1)]

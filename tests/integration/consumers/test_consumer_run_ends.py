@@ -9,7 +9,7 @@ import pytest
 from pymongo import MongoClient, UpdateOne
 from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
 from support.failpoints import failing, is_at
-from support.subscriptions import SESSION, change_streams, until
+from support.subscriptions import SESSION, until
 
 from mongo_session_service import Change, LeaseLostError, MongoSessionService
 
@@ -135,25 +135,6 @@ async def test_dead_letters_of_different_changes_are_all_kept(
     assert letters.count_documents({"_id.kind": "appended"}) == 2
     await consumer.close()
     await running
-
-
-async def test_a_replay_after_a_drop_is_of_the_new_log(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> None:
-    """What was committed since is not called lost by the next reader."""
-    session = await create(service)
-    await append(service, session)
-    async with service.consumer("c", on_history_lost="replay") as consumer:
-        await take(consumer, 1, commit=True)
-        reading = asyncio.create_task(take(consumer, 1))
-        await until(lambda: change_streams(admin, database))  # the replay is over
-        admin[database].events.drop()
-        await append(service, session)
-        await reading
-        await consumer.commit()
-    await append(service, session)
-    async with service.consumer("c") as consumer:
-        assert told(await take(consumer, 1)) == [("s", 3)]
 
 
 async def test_a_replay_passes_over_foreign_documents(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event, EventActions
-from pymongo import AsyncMongoClient, MongoClient
-from support.consumers import APP, PATIENCE, USER, append, create, take, told
+from pymongo import MongoClient
+from support.consumers import APP, PATIENCE, append, create, take, told
 
 from mongo_session_service import (
     ConfigurationError,
@@ -94,25 +94,6 @@ async def test_names_do_not_share_anything(service: MongoSessionService) -> None
         assert told(await take(other, 2)) == [("s", 1), ("s", 2)]
 
 
-async def test_a_consumer_may_be_of_one_app(service: MongoSessionService) -> None:
-    """It gets the log and the changes of its app only."""
-    await append(service, await create(service), 2)
-    for app_name in ("ap", "app ", "aqq"):
-        other = await service.create_session(app_name=app_name, user_id=USER)
-        await append(service, other)
-
-    async with service.consumer("c", app_name=APP) as consumer:
-        changes = await take(consumer, 2)
-        for app_name in ("ap", "aqq", APP):
-            await service.create_session(
-                app_name=app_name, user_id=USER, session_id="new", state={"app:x": 1}
-            )
-        changes += await take(consumer, 2)
-
-    assert {each.app_name for each in changes} == {APP}
-    assert [each.kind for each in changes[2:]] == ["created", "state"]
-
-
 async def test_an_apps_checkpoint_is_no_other_apps(
     service: MongoSessionService,
 ) -> None:
@@ -179,21 +160,6 @@ async def test_an_idle_stream_saves_no_position_beyond_an_uncommitted_change(
                 await anext(consumer)
     async with service.consumer("c") as consumer:
         assert told(await take(consumer, 1)) == [("s", 1)]
-
-
-async def test_a_borrowed_client_will_do(mongodb_uri: str, database: str) -> None:
-    """Consumers work on the caller's client."""
-    client: Any = AsyncMongoClient(mongodb_uri)
-    service = MongoSessionService(client=client, database=database)
-    session = await create(service)
-    await append(service, session, 2)
-    async with service.consumer("c") as consumer:
-        await take(consumer, 2, commit=True)
-        await append(service, session, 2)
-
-        assert told(await take(consumer, 2)) == [("s", 3), ("s", 4)]
-    await service.close()
-    await client.close()
 
 
 async def test_status_lists_readers_lag_and_dead_letters(

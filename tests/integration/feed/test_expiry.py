@@ -14,8 +14,6 @@ from google.adk.events import Event
 from pymongo import MongoClient
 from support.consumers import begun, take
 from support.fake_clock import Clock
-from support.http_paths import CHANGES, app_of
-from support.http_server import Client, serving
 from support.limits import NO_SWEEP
 from support.long_sessions import left_in, store_long_session
 from support.subscriptions import (
@@ -40,31 +38,6 @@ async def follower(service: MongoSessionService) -> AsyncIterator[Follower]:
     """A subscriber to the whole app."""
     async with Follower(service.watch(APP)) as follower:
         yield follower
-
-
-async def test_documents_have_what_they_need(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """Details are plain fields, and a session without them has none."""
-    clock = Clock.set()
-    details: dict[str, Any] = {"title": "T", "labels": {"b": "2", "a": "1"}, "ttl": 9}
-    await service.create_session(**SESSION, **details)
-    plain = await service.create_session(**IDS, session_id="plain")
-    await service.append_event(plain, Event(author="x"))
-    bare = {"_id", "state", "revision", "create_time", "update_time", "initial_state"}
-
-    stored = {
-        each["_id"]["session_id"]: {name: each[name] for name in each.keys() - bare}
-        for each in admin[database].sessions.find()
-    }
-
-    assert stored["plain"] == {}
-    assert stored[ID] == {
-        "title": "T",
-        "labels": [{"name": "a", "value": "1"}, {"name": "b", "value": "2"}],
-        "ttl": 9.0,
-        "expire_time": clock.now + 9,
-    }
 
 
 async def test_a_watched_session_expires(service: MongoSessionService) -> None:
@@ -103,18 +76,6 @@ async def test_a_watched_session_lives_longer(
     await follower.until(lambda: len(follower.gone) > 1)
 
     assert follower.gone == ["expires", ID]
-
-
-async def test_sessions_of_other_processes_expire(
-    mongodb_uri: str, database: str, follower: Follower
-) -> None:
-    """Their creator is gone by then, and nobody writes any more."""
-    async with MongoSessionService(mongodb_uri, database=database) as other:
-        await other.create_session(**SESSION, ttl=0.5)
-        await other.create_session(**IDS, session_id="changed")
-        await other.update_session(**IDS, session_id="changed", ttl=0.5)
-
-    await follower.until(lambda: set(follower.gone) == {ID, "changed"})
 
 
 async def test_a_new_subscriber_receives_deletions_of_expired_sessions(
@@ -183,20 +144,6 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
             pass
     with pytest.raises(SessionNotFoundError):
         await service.wait_for(**SESSION, revision=0)
-
-
-async def test_a_stream_to_a_browser_ends_with_its_session(
-    service: MongoSessionService,
-) -> None:
-    """The expiry is its last event."""
-    await service.create_session(**SESSION)
-    app = app_of(service)
-    async with serving(app) as url, Client(f"{url}{CHANGES}") as client:
-        assert (await client.next()).kind == "snapshot"
-        await service.update_session(**SESSION, ttl=1)
-        told = await client.rest()
-
-    assert [each.kind for each in told] == ["updated", "deleted"]
 
 
 @pytest.mark.limits(removed_events=10, sweep_interval=math.inf)

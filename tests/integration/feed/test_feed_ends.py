@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from typing import Any
 
 import pytest
 from google.adk.sessions import Session
 from pymongo import AsyncMongoClient, MongoClient
-from support.consumers import APP, PATIENCE, append, create, take, told
+from support.consumers import APP, PATIENCE, append, create
 from support.failpoints import failing, victim_uri
 from support.subscriptions import SESSION, Follower, new_event
 
@@ -58,62 +57,6 @@ async def test_closing_the_service_ends_a_subscription_that_catches_up(
             async for _ in changes:
                 pass
     assert not service.feed_stats().is_running
-
-
-STRANGE: list[tuple[str, dict[str, Any]]] = [
-    ("app_states", {"_id": "x", "state": 5}),
-    (
-        "sessions",
-        {
-            "_id": {**SESSION, "session_id": "x"},
-            "state": {},
-            "revision": "x",
-            "create_time": "x",
-        },
-    ),
-    (
-        "sessions",
-        {
-            "_id": {"app_name": 5, "user_id": 6, "session_id": 7},
-            "state": {},
-            "revision": 0,
-            "create_time": 1.0,
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("collection", "document"), STRANGE)
-async def test_foreign_documents_do_not_end_the_feed(
-    collection: str,
-    document: dict[str, Any],
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """Documents with the right fields and the wrong types are passed over."""
-    session = await service.create_session(**SESSION)
-    async with Follower(service.watch()) as follower:
-        admin[database][collection].insert_one(document)
-        await service.append_event(session, new_event())
-        await follower.until(lambda: follower.kinds == ["appended"])
-
-
-async def test_each_reader_of_a_failed_feed_has_an_error_of_its_own(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> None:
-    """An exception that all raise would collect the tracebacks of all."""
-    await service.create_session(**SESSION)
-    followers = [Follower(service.watch(**SESSION)) for _ in range(20)]
-    for each in followers:
-        await each.__aenter__()
-    admin[database].sessions.drop()
-    errors = [await each.ended() for each in followers]
-
-    assert len({id(each) for each in errors}) == len(errors)
-    assert all(isinstance(each, HistoryLostError) for each in errors)
-    depths = [len(traceback.extract_tb(each.__traceback__)) for each in errors if each]
-    assert max(depths) < 10
 
 
 async def test_a_collection_that_is_replaced_is_reported(
@@ -198,14 +141,3 @@ async def test_a_subscription_closed_before_it_is_open_has_ended(
     subscription.close()
     async with asyncio.timeout(PATIENCE), subscription as changes:
         assert [each async for each in changes] == []
-
-
-async def test_a_consumer_from_now_receives_no_earlier_event(
-    service: MongoSessionService,
-) -> None:
-    """Not even the event that was committed last before it began."""
-    session = await create(service)
-    await append(service, session)
-    async with service.consumer("c", start="now") as consumer:
-        await append(service, session)
-        assert told(await take(consumer, 1)) == [("s", 2)]

@@ -103,17 +103,6 @@ async def test_unread_changes_are_bounded_in_bytes(
     assert neighbour.revisions == follower.revisions == {"app/user/s": [1, 2, 3]}
 
 
-async def test_bytes_that_were_read_are_not_counted(
-    service: MongoSessionService,
-) -> None:
-    """A reader that keeps up receives any number of bytes."""
-    session = await service.create_session(**SESSION)
-    async with service.watch(APP, max_bytes=1_000_000) as changes:
-        for revision in range(1, 9):
-            await service.append_event(session, new_event(large="x" * 400_000))
-            assert (await anext(changes)).revision == revision
-
-
 async def test_a_limit_of_bytes_is_a_number(service: MongoSessionService) -> None:
     """Nothing else is accepted for one."""
     wrong: list[Any] = [0, -1, True, None, "1", 1.5]

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.http_paths import CHANGES, app_of
-from support.http_server import Client, serving
 from support.subscriptions import (
     APP,
     ID,
@@ -104,17 +102,3 @@ async def test_state_that_cannot_be_decoded_ends_no_stream(
     assert [each.state_delta for each in broad.told] == [{}] * 3
     assert follower.kinds == ["snapshot", "appended"]
     assert late.kinds == ["appended"]
-
-
-async def test_a_browsers_stream_passes_what_cannot_be_decoded(
-    service: MongoSessionService, reader: MongoSessionService
-) -> None:
-    """A stream over HTTP continues after it, and can come back at its revision."""
-    session = await service.create_session(**SESSION)
-    for author in ("x", BAD, "y"):
-        await service.append_event(session, new_event(author))
-    async with serving(app_of(reader)) as url:
-        for after in (0, 1, 2):
-            async with Client(f"{url}{CHANGES}", after_revision=after) as client:
-                for revision in range(after + 1, 4):
-                    assert (await client.next()).summary == ("appended", f"{revision}")

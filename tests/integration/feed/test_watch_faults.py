@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
-from support.failpoints import VICTIM, failing
+from support.failpoints import failing
 from support.followers import Followed, all_received, followed
 from support.subscriptions import (
     APP,
@@ -53,42 +53,29 @@ async def kill_cursor(admin: MongoClient, database: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-async def test_failing_requests_for_more(
-    victim: MongoSessionService,
-    service: MongoSessionService,
-    followers: Followed,
-    admin: MongoClient,
-    fault: dict[str, Any],
-) -> None:
-    """A getMore that fails costs nobody a change, or its history's loss is reported."""
-    with failing(admin, "getMore", times=1, **fault) as hit:
-        for number in range(3):
-            await service.append_event(followers[0], new_event(app_n=-number))
-        await asyncio.to_thread(hit)
-    is_lost = fault.get("errorCode") in LOST
-    await all_received(service, *followers, is_lost=is_lost)
-    stats = victim.feed_stats()
-    assert stats.resyncs == is_lost
-    assert stats.reconnects or is_lost
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-async def test_failing_to_open_again(
+@pytest.mark.parametrize("command", ["getMore", "aggregate"])
+async def test_failing_requests(
     victim: MongoSessionService,
     service: MongoSessionService,
     followers: Followed,
     admin: MongoClient,
     database: str,
     fault: dict[str, Any],
+    command: str,
 ) -> None:
-    """The same for the aggregate that opens the stream where it broke."""
-    with failing(admin, "aggregate", times=1, **fault) as hit:
-        await service.append_event(followers[0], new_event(n=-1))
-        await kill_cursor(admin, database)
+    """One for more, or one that opens the stream where it broke, costs no change.
+
+    Unless the history is lost, which is reported.
+    """
+    with failing(admin, command, times=1, **fault) as hit:
+        await service.append_event(followers[0], new_event(app_n=-1))
+        if command == "aggregate":
+            await kill_cursor(admin, database)
         await service.append_event(followers[0], new_event(n=-2))
         await asyncio.to_thread(hit)
     is_lost = fault.get("errorCode") in LOST
     await all_received(service, *followers, is_lost=is_lost)
+
     stats = victim.feed_stats()
     assert stats.resyncs == is_lost
     assert stats.reconnects or is_lost
@@ -105,22 +92,6 @@ async def test_an_unknown_oplog_window(
             await asyncio.to_thread(hit)
             await service.append_event(session, new_event())
             await follower.until(lambda: len(follower.told) == 1)
-
-
-async def test_a_killed_operation(
-    service: MongoSessionService,
-    followers: Followed,
-    admin: MongoClient,
-) -> None:
-    """An operator's killOp of the waiting request is survived."""
-    stages = [
-        {"$currentOp": {"allUsers": True}},
-        {"$match": {"appName": VICTIM, "op": "getmore"}},
-    ]
-    operations: list[dict[str, Any]] = []
-    await until(lambda: operations.extend(admin.admin.aggregate(stages)) or operations)
-    admin.admin.command("killOp", op=operations[0]["opid"])
-    await all_received(service, *followers, is_lost=False)
 
 
 async def test_a_change_too_large_for_the_stream_is_delivered(

@@ -12,7 +12,6 @@ from pymongo import MongoClient
 from support.subscriptions import (
     APP,
     ID,
-    IDS,
     SESSION,
     USER,
     Follower,
@@ -187,25 +186,6 @@ async def test_writes_of_other_tools_are_delivered(
         {"app:c.d": None},
         {"app:e": 1},
     ]
-
-
-async def test_an_unreadable_event_ends_no_subscription(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """It is delivered without its content, and concerns its own session only."""
-    await service.create_session(**SESSION)
-    other = await service.create_session(**IDS, session_id="other")
-    async with (
-        Follower(service.watch(APP, USER, ID)) as reader,
-        Follower(service.watch(APP, USER, "other")) as neighbour,
-    ):
-        admin[database].events.insert_one(
-            {"_id": {**SESSION, "revision": 1}, "event": {"author": {}}}
-        )
-        await reader.reached(1)
-        assert reader.told[-1].event is None
-        await service.append_event(other, new_event())
-        await neighbour.reached(1)
 
 
 async def test_clients_without_change_streams_are_refused(

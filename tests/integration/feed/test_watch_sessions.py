@@ -127,20 +127,6 @@ async def test_a_subscription_after_a_revision_replays_events(
     assert follower.state == await stored_state(service)
 
 
-async def test_a_subscription_after_the_last_revision_waits(
-    service: MongoSessionService,
-) -> None:
-    """Nothing is replayed to who has seen everything."""
-    session = await service.create_session(**SESSION)
-    await service.append_event(session, new_event())
-
-    async with Follower(service.watch(APP, USER, ID, after_revision=1)) as follower:
-        await service.append_event(session, new_event())
-        await follower.reached(2)
-
-    assert follower.summary == [("appended", 2)]
-
-
 @pytest.mark.limits(page_events=32)
 async def test_replay_of_many_pages_while_writers_go_on(
     service: MongoSessionService, limits: Limits
@@ -182,18 +168,6 @@ async def test_replay_of_more_than_a_reply_holds(service: MongoSessionService) -
         await follower.reached(4)
 
     assert follower.revisions == {"app/user/s": [1, 2, 3, 4]}
-
-
-@pytest.mark.parametrize("revision", [1, 2**63 - 1])
-async def test_a_revision_from_the_future_is_refused(
-    service: MongoSessionService, revision: int
-) -> None:
-    """A client cannot have seen it; the error names what to do."""
-    await service.create_session(**SESSION)
-
-    with pytest.raises(InvalidInputError, match="at revision 0"):
-        async with service.watch(APP, USER, ID, after_revision=revision):
-            pass
 
 
 @pytest.mark.parametrize("after_revision", [None, 0, 7])

@@ -194,15 +194,6 @@ async def test_a_list_that_makes_no_sense_is_refused(
             assert response.json()["detail"]
 
 
-async def test_unknown_parameters_are_ignored(
-    service: MongoSessionService, url: str
-) -> None:
-    """Whether a proxy, a login or a later release of a client adds them."""
-    await create(service, "s")
-
-    assert await listed(url, list="sessions", token="x") == ["s"]  # noqa: S106
-
-
 async def test_a_list_may_be_in_the_order_of_activity(
     service: MongoSessionService, url: str
 ) -> None:

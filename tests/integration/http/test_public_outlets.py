@@ -10,16 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import pytest
-from google.adk.auth import auth_credential
-from google.adk.cli.fast_api import get_fast_api_app
-from google.adk.events import Event
 from support import credentials
-from support.adk_tools import SERVICES, forget_services
 from support.cli_runner import PATIENCE, call, start
 from support.credentials import CANARY
 from support.http_paths import CHANGES, EVENTS, SESSION, USER, USER_CHANGES
@@ -27,7 +22,7 @@ from support.http_server import Client, serving
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes.change import Change
-from mongo_session_service.http import allow_everyone, live_app, sessions_router
+from mongo_session_service.http import allow_everyone, live_app
 
 WHERE: Final = {"app_name": "app", "user_id": "user", "session_id": "s"}
 CONSUMER: Final = "billing"
@@ -172,37 +167,6 @@ async def world(service: MongoSessionService, mongodb_uri: str, database: str) -
     letters = [each async for each in service.consumer(CONSUMER).dead_letters()]
     assert [CANARY in str(each.change) for each in letters] == [True, True]
     return World(service, ("--uri", mongodb_uri, "--database", database))
-
-
-async def test_a_stream_has_the_events_and_state_of_adks_own_server(
-    service: MongoSessionService,
-    mongodb_uri: str,
-    database: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Neither holds a secret."""
-    session = await service.create_session(**WHERE, state=credentials.state())
-    await service.append_event(session, credentials.event("Please log in."))
-    await service.append_event(session, Event(author="agent"))
-    forget_services(monkeypatch)
-    (tmp_path / "services.yaml").write_text(SERVICES)
-    uri = mongodb_uri.replace("/?", f"/{database}?")
-    app = get_fast_api_app(agents_dir=str(tmp_path), session_service_uri=uri, web=False)
-    ours = sessions_router(service, authorize=allow_everyone)
-    app.include_router(ours, prefix="/ours")
-    stream = f"/ours{CHANGES}"
-    async with serving(app) as url, Client(f"{url}{stream}", history="all") as client:
-        received = await client.take(3)
-        async with httpx.AsyncClient(trust_env=False) as http:
-            theirs = await http.get(f"{url}/apps/app/users/user/sessions/s")
-
-    # Before 2.12 ADK's own server sent credentials: no example for anybody.
-    is_example = hasattr(auth_credential, "_redact_credential_secrets")
-    assert (CANARY not in theirs.text) == is_example
-    if is_example:
-        assert received[0].data["state"] == theirs.json()["state"]
-        assert [each.data["event"] for each in received[1:]] == theirs.json()["events"]
 
 
 @pytest.mark.daily(9)

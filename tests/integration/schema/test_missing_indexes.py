@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 import pytest
-from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event
 from pymongo import MongoClient
 from support.failpoints import failing, victim_uri
@@ -15,7 +14,7 @@ from support.subscriptions import PATIENCE, SESSION
 
 from mongo_session_service import MongoSessionService, NotAuthorizedError
 from mongo_session_service.admin import Status, examine
-from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
+from mongo_session_service.schema.indexes import INDEXES
 from mongo_session_service.testing import Limits
 
 
@@ -32,21 +31,6 @@ async def test_a_user_who_may_not_create_uses_what_is_there(
             pass  # an administrator's
         await service.create_session(**SESSION)
     await service.close()
-
-
-async def test_without_the_index_each_append_is_checked(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """While something else is in its place, nothing is stored twice."""
-    admin[database].events.create_index("event.author", name=EVENT_ONCE.name)
-    async with MongoSessionService(mongodb_uri, database=database) as service:
-        session = await service.create_session(**SESSION)
-        stored = await service.append_event(session, Event(author="x"))
-        await service.append_event(session, stored.model_copy(deep=True))
-        with pytest.raises(AlreadyExistsError):
-            await service.append_event(session, Event(id=stored.id, author="other"))
-
-    assert admin[database].events.count_documents({}) == 1
 
 
 async def test_indexes_that_a_user_may_not_build_are_named(

@@ -227,11 +227,11 @@ async def test_a_cancelled_append_harms_no_other_of_its_batch(
         assert await read(victim, session) == session
 
 
+@pytest.mark.parametrize("limits", [Limits(queued_writes=3), Limits(queued_bytes=1)])
 async def test_more_callers_than_there_is_room_all_get_their_turn(
-    mongodb_uri: str, database: str
+    mongodb_uri: str, database: str, limits: Limits
 ) -> None:
     """With a full queue callers wait for room, and none is forgotten."""
-    limits = Limits(queued_writes=3)
     async with MongoSessionService(
         mongodb_uri, database=database, _limits=limits
     ) as service:

@@ -123,22 +123,6 @@ async def test_sessions_that_have_expired_stay_behind(
     assert (verified.sessions, verified.is_equal) == (5, True)
 
 
-async def test_an_export_reports_its_progress(
-    filled: MongoSessionService, tmp_path: Path
-) -> None:
-    """The numbers grow to those of all that was written."""
-    told: list[int] = []
-    last = await filled.create_session(app_name="z", user_id="z")
-    await filled.append_event(last, Event(author="user"))
-
-    async with StoreSource(filled) as source:
-        path = tmp_path / "x.jsonl"
-        await export(source, path, on_progress=lambda now: told.append(now.events))
-
-    assert told == sorted(told)
-    assert (told[0], told[-1]) == (0, 26)
-
-
 async def test_an_export_leaves_pipes_and_links_what_they_are(
     filled: MongoSessionService, tmp_path: Path
 ) -> None:

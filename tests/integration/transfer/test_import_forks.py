@@ -56,36 +56,6 @@ async def test_one_version_alone_is_a_session_of_its_own(
     assert await shown(service) == [(edited, 2)]
 
 
-async def test_an_older_export_changes_nothing_that_is_shown(
-    service: MongoSessionService, tmp_path: Path
-) -> None:
-    """One session is shown, whatever was edited since."""
-    (first,) = await talk(service, "one")
-    await ask(service, "eins", instead_of=first)
-    await exported(service, tmp_path / "old.jsonl")
-    latest, _ = await ask(service, "uno", instead_of=first)
-
-    await imported(tmp_path / "old.jsonl", service)
-
-    assert await shown(service) == [(latest, 3)]
-
-
-async def test_a_part_of_a_family_has_one_that_is_shown(
-    service: MongoSessionService, copy: MongoSessionService, tmp_path: Path
-) -> None:
-    """If the one that the source shows is not among them, another is."""
-    (first,) = await talk(service, "one")
-    edited, _ = await ask(service, "eins", instead_of=first)
-    await service.show_branch(**OWNER, session_id=ROOT)
-    branch = await service.get_session(**OWNER, session_id=edited)
-    assert branch is not None
-    late = Selection(since=branch.last_update_time)
-    await exported(service, tmp_path / "late.jsonl", late)
-
-    assert (await imported(tmp_path / "late.jsonl", copy)).new == 1
-    assert await shown(copy) == [(edited, 1)]
-
-
 async def test_a_family_goes_on_in_its_copy(
     service: MongoSessionService, copy: MongoSessionService, tmp_path: Path
 ) -> None:

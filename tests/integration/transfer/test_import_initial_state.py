@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
 from google.adk.events import Event, EventActions
-from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
-from pymongo import MongoClient
 from support.sample_data import fill
 from support.transfers import (
     IDS,
-    SKIP,
     compared,
     differences,
     exported,
@@ -25,7 +21,6 @@ from support.transfers import (
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.errors import ConflictError
 
 LARGE = "x" * 10_000
 """Enough for an initial state to have a document of its own."""
@@ -99,33 +94,6 @@ async def test_a_beginning_goes_out_and_in_without_loss(
         assert repr(there) == repr(was)
 
 
-@pytest.mark.parametrize("session_id", ["small", "large"])
-async def test_forks_and_rewinds_of_an_import_see_the_beginning(
-    filled: MongoSessionService,
-    copy: MongoSessionService,
-    tmp_path: Path,
-    session_id: str,
-) -> None:
-    """What events have set since is there again, as in the session that was moved."""
-    await exported(filled, tmp_path / "x.jsonl")
-    await imported(tmp_path / "x.jsonl", copy)
-    runner = Runner(
-        agent=LlmAgent(name="agent"), app_name=IDS["app_name"], session_service=copy
-    )
-
-    fork = await copy.fork_session(**ids(session_id), at_revision=0)
-    await runner.rewind_async(
-        user_id=IDS["user_id"],
-        session_id=session_id,
-        rewind_before_invocation_id="first",
-    )
-
-    assert fork.state == BEGINNINGS[session_id]
-    rewound = await copy.get_session(**ids(session_id))
-    assert rewound is not None
-    assert rewound.state == {**BEGINNINGS[session_id], "new": None}
-
-
 async def test_an_export_that_lacks_beginnings_is_imported(
     filled: MongoSessionService, copy: MongoSessionService, tmp_path: Path
 ) -> None:
@@ -143,35 +111,6 @@ async def test_an_export_that_lacks_beginnings_is_imported(
     assert (result.new, again.unchanged) == (len(BEGINNINGS), len(BEGINNINGS))
     assert (await beginning(copy, "small")) == {}
     assert set(await beginning(copy, "odd")) == {"a.b", ""}
-
-
-@pytest.mark.parametrize("session_id", ["small", "large"])
-async def test_another_beginning_is_a_difference_and_a_conflict(
-    filled: MongoSessionService,
-    copy: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    tmp_path: Path,
-    session_id: str,
-) -> None:
-    """It is named, never quoted, and left alone."""
-    path = tmp_path / "x.jsonl"
-    await exported(filled, path)
-    await imported(path, copy)
-    collection = {"small": "copy_sessions", "large": "copy_events"}[session_id]
-    of_session = {"_id.session_id": session_id, "initial_state": {"$exists": True}}
-    changed = {"$set": {"initial_state.k": "Bari"}, "$unset": {"initial_state.kept": 1}}
-    assert admin[database][collection].update_one(of_session, changed).modified_count
-
-    named = f"session {session_id!r} of user 'ada' in app 'weather'"
-    assert await compared(filled, copy) == [
-        f"{named}: initial_state differs",
-    ]
-    with pytest.raises(ConflictError, match=": initial_state differs"):
-        await imported(path, copy)
-    result = await imported(path, copy, SKIP)
-
-    assert (result.skipped, result.unchanged) == (1, len(BEGINNINGS) - 1)
 
 
 @pytest.mark.parametrize("kept", ["small", LARGE])

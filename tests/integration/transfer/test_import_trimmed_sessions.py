@@ -71,25 +71,3 @@ async def test_a_log_that_begins_elsewhere_is_another(
     await copy.trim_session(**IDS, keep_last=1)
     assert any("log_begins differs" in each for each in await compared(service, copy))
     assert any("log_begins differs" in each for each in await compared(copy, service))
-
-
-@pytest.mark.parametrize("wrong", [-1, "2", True, 2.0])
-async def test_wrong_beginnings_are_not_imported(
-    service: MongoSessionService,
-    copy: MongoSessionService,
-    tmp_path: Path,
-    wrong: Any,
-) -> None:
-    """A log begins after a number of events, with a state as of then."""
-    await fill(service)
-    await service.trim_session(**IDS, keep_last=4)
-    path = tmp_path / "all.jsonl"
-    text = (await exported(service, path)).decode()
-    given = json.dumps(wrong)
-    path.write_text(text.replace('"log_begins": 2', f'"log_begins": {given}'))
-
-    with pytest.raises(Exception, match="'log_begins' of its session: input should be"):
-        await imported(path, copy)
-    path.write_text(text.replace('"initial_state": {"k": 0, "n": 1}, ', ""))
-    with pytest.raises(Exception, match="log_begins, but no initial state"):
-        await imported(path, copy)

@@ -144,6 +144,19 @@ async def test_every_change_of_a_field_is_found(
     assert unseen == []
 
 
+async def test_a_microsecond_is_no_difference(
+    service: MongoSessionService,
+    copy: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Not every store keeps it."""
+    rounded = {"$inc": {"update_time": 1e-6, "create_time": 1e-6}}
+    admin[database].copy_sessions.update_one({"_id.session_id": "s"}, rounded)
+
+    assert await compared(service, copy) == []
+
+
 async def test_sealed_values_are_compared_decrypted(
     mongodb_uri: str, database: str
 ) -> None:

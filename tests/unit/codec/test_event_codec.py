@@ -9,6 +9,7 @@ from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.encryption_hooks import seal, unseal
+from support.event_fields import ACTIONS, EVENT
 from support.strategies import identical, json_values, states
 
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
@@ -94,6 +95,7 @@ def test_event_survives_bson(
         {"author": "a", "id": "1", "timestamp": 1.0, "nodeInfo": {"path": "w/a"}},
         {"author": "a", "id": "1", "timestamp": 1.0, "message": "hi", "newer": 1},
         {"author": "a", "id": "1", "timestamp": 1.0, "state": {"k": 1}},
+        stored(Event(**EVENT, actions=EventActions(**ACTIONS)))["event"],
     ],
 )
 def test_events_are_built_as_adk_builds_them(fields: dict[str, Any]) -> None:

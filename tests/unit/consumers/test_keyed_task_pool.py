@@ -54,27 +54,3 @@ async def test_related_work_keeps_its_order(
     course.ends[0].set_result(True)
     assert await course.settle() == [0, 1]
     await end_tasks(course.tasks)
-
-
-async def test_other_sessions_do_not_wait() -> None:
-    """Work of other sessions begins at once, as far as there is room."""
-    course = Course(width=2)
-    course.start(SESSION, SESSION, ("a", "u", "t"), ("b", "u", "s"))
-
-    assert await course.settle() == [0, 2]
-    course.ends[2].set_result(True)
-    assert await course.settle() == [0, 2, 3]
-    await end_tasks(course.tasks)
-
-
-async def test_no_work_follows_related_work_that_failed() -> None:
-    """Also after work that was left."""
-    course = Course(width=9)
-    course.start(SESSION, SESSION, ("a", "u", "t"), APP)
-    course.ends[0].set_result(False)
-    course.ends[2].set_exception(ValueError())
-    await course.settle()
-
-    assert course.begun == [0, 2]
-    assert [course.tasks[each].result() for each in (1, 3)] == [False, False]
-    assert isinstance(course.tasks[2].exception(), ValueError)

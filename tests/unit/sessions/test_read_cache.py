@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -58,35 +55,6 @@ async def test_a_log_deleted_during_its_read_is_not_kept(gone: tuple[str, ...]) 
     cache.put(ADA, LOG, drops)
 
     assert kept(cache) == set()
-
-
-class Counted(OrderedDict[SessionKey, Any]):
-    """Logs that count how many of them are looked at."""
-
-    looks = 0
-
-    def __iter__(self) -> Iterator[SessionKey]:
-        for each in super().__iter__():
-            Counted.looks += 1
-            yield each
-
-
-async def test_what_is_not_there_costs_no_look_at_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However many are kept; and logs that are being read then are kept as well."""
-    monkeypatch.setattr(reads, "OrderedDict", Counted)
-    cache = ReadCache(100 * LOG.size)
-    keys = [SessionKey("app", "ada", str(number)) for number in range(50)]
-    reading = [(key, cache.drops(key)) for key in keys]
-    keep(cache, BOB, OTHER)
-
-    cache.drop("app", "ada", "missing")
-    for key, drops in reading:
-        cache.put(key, LOG, drops)
-
-    assert Counted.looks == 0
-    assert sum(cache.get(key) is not None for key in keys) >= len(keys) - 1
 
 
 async def test_an_idle_log_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,11 @@ def test_hostile_lines_are_refused(hostile: bytes) -> None:
         ("session", {**SESSION, "ttl": -1}),
         ("session", {**SESSION, "expire_time": "soon"}),
         ("session", {**SESSION, "initial_state": []}),
+        ("session", {**SESSION, "log_begins": 2}),
+        *(
+            ("session", {**SESSION, "initial_state": {}, "log_begins": wrong})
+            for wrong in (-1, "2", True, 2.0)
+        ),
         ("user_state", {"app_name": "a", "user_id": "u", "state": []}),
     ],
 )
