@@ -15,6 +15,7 @@ from support.strategies import identical, json_values, nested, states
 from mongo_session_service import MongoSessionService
 
 APP = "app"
+SCOPES = ("", "user:", "app:")
 numbers = itertools.count()
 on_a_server = settings(max_examples=60)
 
@@ -101,7 +102,7 @@ async def test_large_and_deep_values_are_stored_as_in_memory(
         "deep": nested(200, 1.0),
         "user:deep": nested(200, 2**70, in_lists=True),
         "app:many": {"": [None] * 5_000},
-        **{f"k{number}.{number}": number for number in range(5_000)},
+        **{f"{scope}k{n}.{n}": n for scope in SCOPES for n in range(5_000)},
     }
     args = {"deep": nested(200, "x"), "text": "x" * 3_000_000}
     expected = await play(

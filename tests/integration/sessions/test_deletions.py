@@ -55,21 +55,6 @@ async def delete_in_part(
             await service.delete_session(**KEY.id)
 
 
-@pytest.mark.limits(removed_events=100)
-async def test_a_long_session_is_deleted(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """A delete in twenty steps leaves nothing, and its neighbours alone."""
-    await store_long_session(service, admin, database, KEY, 2_000)
-    for other in ("r", "s2"):
-        neighbour = KEY._replace(session_id=other)
-        await store_long_session(service, admin, database, neighbour, 3)
-
-    await service.delete_session(**KEY.id)
-
-    assert left_in(admin, database) == {"sessions": 2, "events": 6}
-
-
 @small_steps
 @pytest.mark.parametrize("steps", range(1, 6))
 async def test_a_delete_broken_off_is_a_delete(

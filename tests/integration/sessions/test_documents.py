@@ -86,19 +86,6 @@ async def test_layout(
     assert db.metadata.find_one({"_id": "schema"}) == schema
 
 
-async def test_plain_queries_work(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """State and events can be queried the way the docs show."""
-    await fill(service, events=2)
-    db = admin[database]
-
-    assert db.sessions.count_documents({"state.topic": "x"}) == 1
-    assert db.events.count_documents({"event.author": "weather_agent"}) == 2
-    assert db.events.count_documents({"event.content.parts.text": "sunny"}) == 2
-    assert db.user_states.count_documents({"state.n": "Ada"}) == 1
-
-
 async def test_collections_take_the_prefix(
     mongodb_uri: str, new_database: str, admin: MongoClient
 ) -> None:
@@ -149,6 +136,8 @@ def stages_of(plan: Any) -> set[str]:
         ("user_states", queries.all_user_states("my_app", None), 3),
         ("user_states", queries.all_user_states("my_app", "user-1"), 1),
         ("events", queries.all_events(KEY._replace(session_id="s1")), 2),
+        ("events", queries.events_after(KEY._replace(session_id="s1"), 1, 9), 1),
+        ("events", queries.events_of_user("my_app", "user-1"), 4),
         ("events", queries.event_by_id(KEY._replace(session_id="s1"), "e1"), 1),
     ],
 )

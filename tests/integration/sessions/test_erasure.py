@@ -16,7 +16,7 @@ from support.consumers import take
 from support.failpoints import VICTIM
 from support.long_sessions import left_in, store_long_session
 from support.raw_search import traces_of
-from support.subscriptions import Follower, new_event, until
+from support.subscriptions import new_event, until
 
 from mongo_session_service import Change, Erased, MongoSessionService, StorageError
 from mongo_session_service.model.records import SessionKey
@@ -238,19 +238,6 @@ async def test_a_user_who_writes_during_their_erasure_can_be_erased_again(
     assert there["events"] == 3 * there["sessions"]
     await service.delete_user(app_name=APP, user_id=ALICE)
     assert traces(admin, database) == []
-
-
-async def test_watchers_receive_each_erased_session(
-    service: MongoSessionService,
-) -> None:
-    """Each is ``deleted`` once, and nothing else is delivered."""
-    await fill(service, ALICE, "a1", "a2")
-    async with Follower(service.watch(APP)) as follower:
-        await service.delete_user(app_name=APP, user_id=ALICE)
-        await service.create_session(app_name=APP, user_id=BOB)
-        await follower.until(lambda: "created" in follower.kinds)
-
-    assert follower.kinds == ["deleted", "deleted", "created"]
 
 
 async def test_an_apps_consumers_go_with_it(

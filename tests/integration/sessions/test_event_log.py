@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from google.adk.events import Event
-from google.genai import types
 from pymongo import AsyncMongoClient, MongoClient
 from support.command_log import QuietListener
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import queries
-from mongo_session_service.storage.statements import Query
 from mongo_session_service.testing import Limits
 
 KEY = SessionKey("app", "ada", "s")
@@ -59,23 +54,6 @@ async def test_a_long_log_is_read_whole_and_leaves_nothing(
         await reading.aclose()
 
 
-async def test_large_events_come_in_smaller_pages(
-    service: MongoSessionService,
-) -> None:
-    """A page is never larger than a reply of MongoDB may be."""
-    session = await service.create_session(**KEY.id)
-    part = types.Part(text="x" * 7_000_000)
-    for _ in range(5):
-        event = Event(author="x", content=types.ModelContent(part))
-        await service.append_event(session, event)
-
-    told = [revision async for revision, _ in service.iter_events(**KEY.id)]
-    users = service.iter_user_events(app_name="app", user_id="ada")
-
-    assert told == [1, 2, 3, 4, 5]
-    assert [each.revision async for each in users] == told
-
-
 async def test_reads_grow_with_events_not_with_sessions(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
@@ -111,34 +89,3 @@ async def test_reads_grow_with_events_not_with_sessions(
         (key.session_id, revision) for key in keys for revision in (1, 2)
     ]
     assert listener.count == 2 * (1 + 400 // Limits().page_events)
-
-
-@pytest.mark.parametrize("newest_first", [False, True])
-async def test_a_page_is_a_range_of_the_index(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    *,
-    newest_first: bool,
-) -> None:
-    """No event is looked at that is not returned, wherever a page begins."""
-    for name in ("r", "s", "t"):
-        key = KEY._replace(session_id=name)
-        await store_long_session(service, admin, database, key, 300)
-    order = -1 if newest_first else 1
-    for where in (
-        queries.events_after(KEY, 100, 200),
-        Query("events", queries.events_of_user("app", "ada"))
-        .after(KEY.event_id(290))
-        .filter,
-    ):
-        stages = [{"$match": where}, {"$sort": {"_id": order}}, {"$limit": 50}]
-        command = {"aggregate": "events", "pipeline": stages, "cursor": {}}
-
-        plan = admin[database].command(
-            {"explain": command, "verbosity": "executionStats"}
-        )
-
-        assert plan["executionStats"]["nReturned"] == 50
-        assert plan["executionStats"]["totalKeysExamined"] <= 51
-        assert plan["executionStats"]["totalDocsExamined"] == 50

@@ -25,13 +25,6 @@ SESSION_LIKE = {"revision": 0, "create_time": 1.0, "update_time": 1.0}
 Write = Callable[[Database[Any]], object]
 
 
-def _with_a_bad_delta(stored: Database[Any]) -> None:
-    event = {"id": "1", "actions": {"state_delta": [BANG]}}
-    with stored.client.start_session() as txn, txn.start_transaction():
-        document = {"_id": {**FOREIGN, "revision": 1}, "event": event}
-        stored.events.insert_one(document, session=txn)
-
-
 def _shared(value: Any) -> Write:
     def write(stored: Database[Any]) -> None:
         stored.app_states.insert_one({"_id": "z", "state": {"a": value}})
@@ -43,6 +36,13 @@ def _shared(value: Any) -> Write:
 def _numbered(stored: Database[Any]) -> None:
     id_ = {"app_name": 5, "user_id": BANG}
     stored.user_states.insert_one({"_id": id_, "state": {"a": 1}})
+
+
+def _with_a_bad_delta(stored: Database[Any]) -> None:
+    event = {"id": "1", "actions": {"state_delta": [BANG]}}
+    with stored.client.start_session() as txn, txn.start_transaction():
+        document = {"_id": {**FOREIGN, "revision": 1}, "event": event}
+        stored.events.insert_one(document, session=txn)
 
 
 WRITES: list[Write] = [_numbered, _with_a_bad_delta, *map(_shared, UNREADABLE)]

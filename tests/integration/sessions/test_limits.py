@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from google.adk.events import Event, EventActions
-from google.adk.sessions import InMemorySessionService
-from pymongo import MongoClient
 from support.consumers import take
-from support.failpoints import failing
-from support.strategies import identical, nested
 from support.subscriptions import Follower
 
 from mongo_session_service import (
@@ -151,91 +146,3 @@ async def test_the_largest_event_is_read_delivered_and_kept_as_a_dead_letter(
     assert follower.told[-1].event == event
     assert [each.change.event async for each in consumer.dead_letters()] == [event]
     assert await service.get_session(**IDS) == session
-
-
-@pytest.mark.parametrize("in_lists", [False, True])
-async def test_values_have_a_greatest_depth(
-    service: MongoSessionService,
-    in_lists: bool,  # noqa: FBT001  a case
-) -> None:
-    """249 levels come back as they were; one that cannot be read back is refused."""
-    deepest = nested(249, 1, in_lists=in_lists)
-    session = await service.create_session(**IDS, state={"k": deepest})
-
-    with pytest.raises(InvalidInputError, match="'k'"):
-        await service.append_event(
-            session, setting(k=nested(10_000, 1, in_lists=in_lists))
-        )
-
-    found = await service.get_session(**IDS)
-    assert found is not None
-    assert identical(found.state["k"], deepest)
-
-
-@pytest.mark.parametrize(
-    "spell",
-    [
-        str,
-        *(
-            pytest.param(each, marks=pytest.mark.release)
-            for each in ("user:{}".format, "app:{}".format)
-        ),
-    ],
-)
-async def test_deltas_of_very_many_keys_are_stored_and_delivered(
-    service: MongoSessionService, spell: Callable[[int], str]
-) -> None:
-    """20,000 keys, new and known ones, are handled as any other."""
-    model = InMemorySessionService()
-    deltas = [
-        {spell(number): number for number in range(20_000)},
-        {spell(number): {"again": -number} for number in range(10_000, 30_000)},
-    ]
-    other = await service.create_session(**IDS | {"session_id": "other"})
-
-    async with Follower(service.watch("app", "user", "other")) as follower:
-        states = []
-        for each in (model, service):
-            session = await each.create_session(**IDS)
-            for delta in deltas:
-                event = Event(author="x", actions=EventActions(state_delta=delta))
-                await each.append_event(session, event)
-            found = await each.get_session(**IDS)
-            assert found is not None
-            states.append(found.state)
-        await service.append_event(other, setting(last=1))
-        await follower.until(lambda: "last" in follower.state)
-
-    assert identical(states[1], states[0])
-    shared = {key: value for key, value in states[0].items() if ":" in key}
-    assert identical(follower.state, shared | {"last": 1})
-
-
-async def test_a_transaction_that_took_too_long_is_done_again(
-    victim: MongoSessionService, admin: MongoClient
-) -> None:
-    """What MongoDB aborts for its time is repeated, and stored once."""
-    session = await victim.create_session(**IDS)
-    lifetime = "transactionLifetimeLimitSeconds"
-
-    def aborted() -> int:
-        transactions = admin.admin.command("serverStatus")["transactions"]
-        return int(transactions["totalAborted"])
-
-    aborted_before = aborted()
-    before = admin.admin.command({"getParameter": 1, lifetime: 1})[lifetime]
-
-    admin.admin.command({"setParameter": 1, lifetime: 1})
-    try:
-        with failing(
-            admin, "commitTransaction", times=1, blockConnection=True, blockTimeMS=2500
-        ):
-            await victim.append_event(session, setting(k=1, user_k=2))
-    finally:
-        admin.admin.command({"setParameter": 1, lifetime: before})
-
-    found = await victim.get_session(**IDS)
-    assert aborted() > aborted_before
-    assert found == session
-    assert found is not None
-    assert len(found.events) == 1

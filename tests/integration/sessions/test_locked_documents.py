@@ -170,23 +170,6 @@ async def test_a_cancelled_append_does_not_wait_for_the_lock(
     assert await texts(service, session) == [event.id]
 
 
-async def test_a_session_that_was_deleted_while_locked_is_not_found(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> None:
-    """An append that waited is judged by what the lock's holder has committed."""
-    session, other = await create(service, 2)
-    (id_,) = ids([session])
-    with admin.start_session() as txn:
-        txn.start_transaction()
-        admin[database].sessions.delete_one({"_id": id_}, session=txn)
-        waiting = append(service, session)
-        await append(service, other)
-        txn.commit_transaction()
-    with pytest.raises(Exception, match="not found"):
-        async with asyncio.timeout(AT_ONCE):
-            await waiting
-
-
 async def test_new_sessions_that_wait_for_a_lock_delay_no_others(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import Session
 from pymongo import MongoClient
-from support.consumers import PATIENCE
 from support.fake_clock import Clock
 from support.long_sessions import left_in, store_long_session
 
@@ -70,30 +69,6 @@ async def test_an_append_between_look_and_delete_keeps_the_session(
         assert (pruned, len(appended)) == (Pruned(), 1)
         assert found is not None
         assert [each.id for each in found.events][1:] == [appended[0].id]
-
-
-async def test_a_session_that_is_created_meanwhile_stays(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new session under the id of one that was found idle is another one."""
-    clock = Clock.set()
-    await service.create_session(**KEY.id)
-    clock.now += 90 * DAY
-    run = Storage.run
-
-    async def run_late(*arguments: Any, **options: Any) -> Any:
-        patch.undo()
-        await service.delete_session(**KEY.id)
-        await service.create_session(**KEY.id, state={"new": 1})
-        return await run(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Storage, "run", run_late)
-        assert await service.prune(idle_for=DAY) == Pruned()
-
-    found = await service.get_session(**KEY.id)
-    assert found is not None
-    assert found.state == {"new": 1}
 
 
 async def test_a_turn_keeps_its_session(service: MongoSessionService) -> None:
@@ -167,16 +142,3 @@ async def test_the_index_of_creation_is_walked_once(
     assert {"create_time" in each["planSummary"] for each in pages} == {True}
     # One more for each page, which ends before the key that the next begins with.
     assert sum(each["keysExamined"] for each in pages) <= 40 + 2 * len(pages)
-
-
-async def test_a_subscription_to_a_pruned_session_ends(
-    service: MongoSessionService,
-) -> None:
-    """It receives "deleted", and nothing after it."""
-    await idle_session(service, Clock.set())
-    async with service.watch(*KEY) as changes, asyncio.timeout(PATIENCE):
-        kinds = [(await anext(changes)).kind]
-        await service.prune(idle_for=DAY)
-        kinds += [each.kind async for each in changes]
-
-    assert kinds == ["snapshot", "deleted"]

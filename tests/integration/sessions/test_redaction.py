@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from pymongo import MongoClient
 from support.cli_runner import call
 from support.consumers import begun
 from support.encryption_hooks import CANARY, SEALED, canary_event
-from support.failpoints import open_transactions
 from support.raw_search import traces_of
 from support.subscriptions import Follower
 from support.waiting import say
@@ -126,30 +124,6 @@ async def test_every_reader_forgets(
         async with Follower(other.watch(*KEY.values(), after_revision=0)) as replayed:
             await replayed.reached(6)
         assert replayed.told[1].event == read.events[1]
-
-
-async def test_a_locked_session_is_not_redacted(
-    service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """The caller gets an error in time, and nothing is half done."""
-    session = await service.create_session(**KEY)
-    event = await service.append_event(session, say(CANARY, "i"))
-    hasty = MongoSessionService(
-        mongodb_uri, database=database, _limits=Limits(write_seconds=1)
-    )
-    sessions = admin[database].sessions
-    with admin.start_session() as txn, txn.start_transaction():
-        sessions.update_one({}, {"$set": {"locked": True}}, session=txn)
-        began = time.monotonic()
-        async with hasty:
-            with pytest.raises(StorageUnavailableError):
-                await hasty.redact_events(**KEY, event_ids=[event.id])
-        assert time.monotonic() - began < 10
-        txn.abort_transaction()
-    assert open_transactions(admin) == 0
-    found = await service.get_session(**KEY)
-    assert found is not None
-    assert CANARY in str(found.events)
 
 
 @pytest.mark.limits(redacted_events=3)

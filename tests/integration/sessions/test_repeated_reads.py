@@ -92,24 +92,6 @@ async def test_only_new_events_are_read_again(
     assert [each.id for each in again.events][-2:] == [f"e{COUNT}", "new"]
 
 
-async def test_new_events_are_cached_for_the_next_read(
-    service: MongoSessionService,
-    client: AsyncMongoClient[Any],
-    received: EventsReceived,
-) -> None:
-    """A long session stays cheap however it grows."""
-    session = await read(service)
-    for _ in range(9):
-        await service.append_event(session, Event(author="user"))
-    await read(service)
-    received.count = 0
-
-    again = await read(service)
-
-    assert received.count == 2
-    assert again == await fresh(service, client)
-
-
 def spoil(value: Any, seen: set[int]) -> None:
     """Change everything that can be reached from a value."""
     if id(value) in seen or isinstance(value, Enum):
@@ -250,19 +232,3 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
     """It is an error of configuration."""
     with pytest.raises(ConfigurationError, match="read_cache_bytes must be a number"):
         MongoSessionService("mongodb://127.0.0.1/adk", read_cache_bytes=wrong)
-
-
-async def test_state_of_an_app_is_not_taken_for_an_event(
-    service: MongoSessionService,
-) -> None:
-    """Also if its name has the word by which events are known."""
-    ids = {"app_name": "revisions", "user_id": "ada", "session_id": "s"}
-    created = await service.create_session(**ids, state={"app:key": 1, "user:key": 2})
-    for number in range(1, 2 * LIMITS.block_events):
-        await service.append_event(created, Event(id=str(number), author="user"))
-
-    for _ in range(2):
-        found = await service.get_session(**ids)
-        assert found is not None
-        assert found.events == created.events
-        assert found.state == {"app:key": 1, "user:key": 2}

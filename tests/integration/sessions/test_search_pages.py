@@ -12,7 +12,6 @@ from typing import Any
 
 import bson
 import pytest
-from google.adk.events import Event, EventActions
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
@@ -242,25 +241,6 @@ def test_a_forged_place_has_the_types_of_one() -> None:
         forged = base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
         with pytest.raises(InvalidInputError, match="not returned by this search"):
             search.place_in_token(forged, found)
-
-
-async def test_a_page_shows_one_point_in_time(service: MongoSessionService) -> None:
-    """A session and the state it shares are never told apart by an append."""
-    session = await service.create_session(app_name="app", user_id="ada")
-
-    async def write() -> None:
-        for number in range(60):
-            delta = {"n": number, "user:n": number, "app:n": number}
-            event = Event(author="x", actions=EventActions(state_delta=delta))
-            await service.append_event(session, event)
-
-    writing = asyncio.create_task(write())
-    while not writing.done():
-        (item,) = (await service.find_sessions(app_name="app")).sessions
-        state = item.state or {}
-        assert state.get("n") == state.get("user:n") == state.get("app:n")
-        assert item.revision == state.get("n", -1) + 1
-    await writing
 
 
 @pytest.mark.parametrize("key", ["text", "user:text"])

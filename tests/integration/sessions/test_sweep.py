@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
-import time
-import weakref
 from typing import Any
 
 import pytest
-from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from pymongo import AsyncMongoClient, MongoClient
+from pymongo import MongoClient
 from support.command_log import CommandsSent
 from support.failpoints import failing, victim_uri
 from support.fake_clock import Clock
 from support.limits import NO_SWEEP, QUICK_SWEEP
 from support.long_sessions import left_in, store_long_session
-from support.resource_checks import others_tasks
 from support.subscriptions import APP, ID, IDS, SESSION, Follower, new_event, until
 
-from mongo_session_service import MongoSessionService, Pruned
+from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.testing import Limits
 
 NOTHING = {"sessions": 0, "events": 0}
 HELD: dict[str, Any] = {"blockConnection": True, "blockTimeMS": 3000, "times": 1}
@@ -57,24 +51,6 @@ async def test_interrupted_deletes_are_finished(
     await until(lambda: left_in(admin, database) == NOTHING)
 
 
-@pytest.mark.limits(sweep_interval=0.2, sweep_rest=0)
-async def test_a_fast_clock_removes_nothing(service: MongoSessionService) -> None:
-    """Only the server's clock decides, for sweeps, prunes and new sessions alike."""
-    clock = Clock.behind(0)
-    await service.create_session(**SESSION, ttl=600)
-    clock.now += 1000
-    async with Follower(service.watch(APP)) as follower:
-        assert await service.get_session(**SESSION) is None
-        with pytest.raises(AlreadyExistsError):
-            await service.create_session(**SESSION)
-        assert await service.prune() == Pruned()
-        clock.catch_up()
-        await service.create_session(**IDS, ttl=0.1)
-        await follower.until(lambda: follower.gone)  # so there was a sweep
-
-    assert await service.get_session(**SESSION) is not None
-
-
 @pytest.mark.limits(sweep_interval=math.inf)
 async def test_several_sweeps_remove_each_session_once(
     service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
@@ -101,63 +77,9 @@ async def test_several_sweeps_remove_each_session_once(
         await each.close()
 
 
-async def test_a_service_without_expiring_sessions_asks_rarely(
-    mongodb_uri: str, database: str
-) -> None:
-    """However much it is used, it looks once in each interval."""
-    log = CommandsSent()
-    limits = Limits(sweep_interval=0.5, sweep_rest=0.1)
-    async with AsyncMongoClient(mongodb_uri, event_listeners=[log]) as client:
-        service = MongoSessionService(client=client, database=database, _limits=limits)
-        begun = time.monotonic()
-        session = await service.create_session(**SESSION)
-        async with asyncio.timeout(60):
-            while len(looks(log)) < 2 or len(session.events) < 20:
-                await service.append_event(session, new_event())
-        looked = len(looks(log))
-        intervals = (time.monotonic() - begun) / limits.sweep_interval
-        await service.close()
-
-    assert looked <= 1 + intervals
-
-
 def looks(log: CommandsSent) -> list[Any]:
     """The commands that look for what expires next."""
     return [each for each in log.sent if "$toDouble" in str(each)]
-
-
-async def test_a_forgotten_service_does_not_sweep(
-    mongodb_uri: str, database: str
-) -> None:
-    """Constructed and never used, it starts nothing; let go, it ends."""
-    before = others_tasks()
-    service = MongoSessionService(mongodb_uri, database=database)
-    assert others_tasks() == before
-    await service.create_session(**SESSION, ttl=1000)
-    forgotten = weakref.ref(service)
-    backends = weakref.ref(service._backends)  # noqa: SLF001  what a sweep could hold
-
-    del service
-    gc.collect()
-
-    assert forgotten() is None
-    assert backends() is None
-
-
-async def test_a_closed_service_does_not_sweep(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """Nothing of it is left in the event loop, even if it was at work."""
-    before = others_tasks()
-    limits = Limits(sweep_interval=0.01, sweep_rest=0)
-    for _ in range(5):
-        async with MongoSessionService(
-            mongodb_uri, database=database, _limits=limits
-        ) as service:
-            await service.create_session(**IDS, ttl=0.01)
-        assert others_tasks() == before
-
-    assert left_in(admin, database)["sessions"] > 0
 
 
 @pytest.mark.limits(sweep_rest=0.1, sweep_patience=0.2)
@@ -236,19 +158,3 @@ async def test_without_transactions_sessions_expire_as_well(
         session = await service.create_session(**SESSION, ttl=0.5)
         await service.append_event(session, new_event())
         await until(lambda: left_in(admin, database) == NOTHING)
-
-
-async def test_a_sweep_with_a_closed_client_fails_quietly(
-    mongodb_uri: str, database: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is tried again later, as after any failure, and logged as no error."""
-    client: AsyncMongoClient[Any] = AsyncMongoClient(mongodb_uri)
-    limits = Limits(sweep_interval=0.01, sweep_rest=0)
-    service = MongoSessionService(client=client, database=database, _limits=limits)
-    await service.create_session(**IDS)
-    await client.close()
-    with caplog.at_level("DEBUG", "mongo_session_service"):
-        while "A sweep failed with ConfigurationError" not in caplog.text:
-            assert "died" not in caplog.text
-            await asyncio.sleep(0.01)
-    await service.close()

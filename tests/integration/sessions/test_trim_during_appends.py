@@ -14,11 +14,7 @@ from support.subscriptions import SESSION as IDS
 from support.subscriptions import new_event
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
-from mongo_session_service.model.records import SessionKey
-from mongo_session_service.service import backends_of
-from mongo_session_service.sessions import event_log, fork, trim
-
-KEY = SessionKey(**IDS)
+from mongo_session_service.sessions import event_log, fork
 
 
 async def fill(service: MongoSessionService, count: int = 6) -> Any:
@@ -77,21 +73,6 @@ async def test_a_rewind_that_comes_while_the_log_is_read(
     assert await service.trim_session(**IDS, before_revision=4) == 1
     assert reads == 2
     assert await revisions(service) == [2, 3, 4, 5]
-
-
-async def test_a_late_step_removes_nothing_of_a_new_session(
-    service: MongoSessionService,
-) -> None:
-    """A session that was deleted and recreated keeps its events."""
-    old = await fill(service)
-    await service.delete_session(**IDS)
-    await fill(service, 3)
-
-    backend = await backends_of(service).backend()
-    removed = await trim.remove_trimmed(backend.storage, KEY, old.last_update_time, 2)
-
-    assert removed == 0
-    assert await revisions(service) == [1, 2, 3]
 
 
 async def test_appends_and_trims_at_once(service: MongoSessionService) -> None:

@@ -53,19 +53,6 @@ async def test_a_create_without_answer_has_an_unknown_outcome(
         await victim.create_session(**IDS)
 
 
-async def test_a_create_that_cannot_be_read_back_has_an_unknown_outcome(
-    victim: MongoSessionService, admin: MongoClient
-) -> None:
-    """A session that is stored is not reported as refused, whatever fails then."""
-    with (
-        failing(admin, "aggregate", errorCode=2),
-        pytest.raises(UnknownOutcomeError, match="stored, but"),
-    ):
-        await victim.create_session(**IDS)
-
-    assert (await read(victim)).events == []
-
-
 async def test_an_update_and_a_delete_without_answer_may_be_done_again(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:

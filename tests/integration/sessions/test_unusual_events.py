@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event, EventActions
-from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from mongo_session_service import InvalidInputError, MongoSessionService
@@ -118,16 +117,3 @@ async def test_odd_events_that_can_be_read_back_are_stored(
     assert found.events[0].timestamp == 5.0
     assert found.events[1].actions.artifact_delta == {"f": 7}
     assert (await service.list_sessions(app_name="app")).sessions[0].id == "s"
-
-
-async def test_any_limit_and_read_concern_will_do(
-    mongodb_uri: str, database: str
-) -> None:
-    """Absurd limits read everything; a URI's read concern does not break writes."""
-    uri = f"{mongodb_uri}&readConcernLevel=available"
-    async with MongoSessionService(uri, database=database) as service:
-        session = await service.create_session(**IDS)
-        await service.append_event(session, Event(author="x"))
-        config = GetSessionConfig(num_recent_events=2**70)
-
-        assert await service.get_session(**IDS, config=config) == session
