@@ -25,10 +25,8 @@ from support.failpoints import failing
 from support.long_sessions import left_in
 from support.one_session import IDS, read
 from support.scripted_model import said
-from support.spoken_model import SpokenModel
 
 from mongo_session_service import (
-    InvalidInputError,
     MongoSessionService,
     MongoSessionServiceError,
     UnknownOutcomeError,
@@ -209,27 +207,6 @@ async def test_the_shown_version_has_expired(
     assert await names_of(victim) == [ROOT, other]
 
 
-@pytest.mark.parametrize("how", ["flip", "edit"])
-async def test_another_version_is_shown_before_an_expired_one_is_removed(
-    victim: MongoSessionService, database: str, admin: MongoClient[Any], how: str
-) -> None:
-    """It stays shown then."""
-    (first,) = await talk(victim, "one")
-    other, _ = await ask(victim, "uno", instead_of=first)
-    branch, _ = await ask(victim, "eins", instead_of=first)
-    admin[database].sessions.update_one({"_id.session_id": branch}, PAST)
-
-    if how == "flip":
-        await victim.show_branch(**OWNER, session_id=other)
-    else:
-        other, _ = await ask(victim, "eins", instead_of=first)
-    for _ in range(2):
-        page = await victim.find_sessions(**OWNER, families=True)
-        assert [each.id for each in page.sessions] == [other]
-        assert [it.session_id for it in await family(victim) if it.is_shown] == [other]
-        await victim.prune()
-
-
 async def test_all_versions_but_one_have_expired(
     victim: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
@@ -276,20 +253,3 @@ async def test_a_place_in_a_family_that_is_none(
     assert await shown(service) == [(branch, 2)]
     await service.delete_session(**IDS)
     assert await shown(service) == [(branch, 1)]
-
-
-async def test_bad_input_interrupts_nothing(service: MongoSessionService) -> None:
-    """The turn that runs is stopped only for what may be edited."""
-    (first,) = await talk(service, "one")
-    model = SpokenModel()
-    running = await service.start_turn(
-        runner_of(service, model),
-        user_id=IDS["user_id"],
-        session_id=ROOT,
-        new_message=said("two"),
-    )
-    for how in ({"instead_of": 7}, {"invocation_id": "x"}):
-        with pytest.raises(InvalidInputError):
-            await ask(service, "eins", **{"instead_of": first, **how}, interrupt=True)
-    assert running.turn.info.status == "running"
-    await running.stop()

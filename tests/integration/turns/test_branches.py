@@ -36,7 +36,6 @@ from mongo_session_service import (
     MongoSessionService,
     MongoSessionServiceError,
 )
-from mongo_session_service.sessions.fork import Fork
 
 STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 
@@ -208,44 +207,6 @@ async def test_a_fork_of_a_branch_is_a_session_of_its_own(
     assert {*await shown(service)} == {(branch, 2), (forked.id, 1)}
 
 
-@pytest.mark.parametrize("removed_first", [0, 1, 2])
-async def test_what_is_shown_once_it_is_deleted(
-    service: MongoSessionService, removed_first: int
-) -> None:
-    """The parent is shown, or else the newest; at last nothing is left."""
-    (first,) = await talk(service, "one")
-    edited, again = await ask(service, "eins", instead_of=first)
-    third, _ = await ask(service, "uno", session_id=edited, instead_of=again)
-    ids = [ROOT, edited, third]
-
-    await service.delete_session(**OWNER, session_id=ids.pop(removed_first))
-
-    expected = [third, third, edited][removed_first]
-    assert await shown(service) == [(expected, 2)]
-    assert [it.is_shown for it in await family(service, expected)] == [
-        it == expected for it in ids
-    ]
-    await service.delete_session(**OWNER, session_id=expected)
-    (left,) = {*ids} - {expected}
-    assert await shown(service) == [(left, 1)]
-    await service.delete_session(**OWNER, session_id=left)
-    assert await shown(service) == []
-
-
-async def test_two_editors_of_one_message(service: MongoSessionService) -> None:
-    """Each has a version of their own, and one of them is shown."""
-    (first,) = await talk(service, "one")
-    edits = (ask(service, f"edit {n}", instead_of=first) for n in range(8))
-
-    made = {session_id for session_id, _ in await asyncio.gather(*edits)}
-
-    found = await family(service)
-    assert {each.session_id for each in found} == {ROOT, *made}
-    assert {each.version_of for each in found} == {None, ROOT}
-    (only,) = [each.session_id for each in found if each.is_shown]
-    assert await shown(service) == [(only, 9)]
-
-
 async def test_a_running_turn_is_stopped_first(service: MongoSessionService) -> None:
     """With ``interrupt`` it ends in the original; without, it goes on there."""
     (first,) = await talk(service, "one")
@@ -346,39 +307,6 @@ async def test_what_has_no_message(service: MongoSessionService) -> None:
         await ask(service, None, session_id=branch, instead_of=first)
 
 
-async def test_a_turn_that_cannot_begin_leaves_no_branch(
-    service: MongoSessionService, admin: MongoClient[Any], database: str
-) -> None:
-    """The service is closed before the turn begins: the family is as it was."""
-    (first,) = await talk(service, "one")
-    async with service._running_turns.stopped(0):  # noqa: SLF001  as close() does it
-        with pytest.raises(Exception, match="closed"):
-            await ask(service, "eins", instead_of=first)
-
-    (alone,) = await family(service)
-    assert alone.is_shown
-    assert admin[database]["events"].count_documents({}) == 2
-
-
-async def test_redaction_reaches_the_family(service: MongoSessionService) -> None:
-    """With ``forks`` what a branch shares is redacted in each version that has it."""
-    first, second = await talk(service, "secret", "two")
-    one, _ = await ask(service, "zwei", instead_of=second)
-    other, again = await ask(service, "deux", instead_of=second)
-    deep, _ = await ask(service, "dos", session_id=other, instead_of=again)
-    forked = await service.fork_session(**OWNER, session_id=one)
-
-    count = await service.redact_events(
-        **OWNER, session_id=deep, invocation_id=first, forks=True
-    )
-
-    assert count == 10
-    for each in (ROOT, one, other, deep, forked.id):
-        said = await texts(service, each)
-        assert said[:2] == ["[redacted]"] * 2
-        assert "[redacted]" not in said[2:]
-
-
 async def test_redaction_reaches_from_before_the_family_into_it(
     service: MongoSessionService,
 ) -> None:
@@ -451,60 +379,6 @@ async def test_two_that_are_shown_become_one(
     admin[database]["sessions"].update_one({"_id.session_id": ROOT}, unhide)
     await service.show_branch(**OWNER, session_id=one)
     assert await shown(service) == [(one, 2)]
-
-
-@pytest.mark.parametrize("damage", ["x", None, {"family": 1}, {"root": "s"}, []])
-async def test_a_damaged_place_in_a_family_is_none(
-    service: MongoSessionService, admin: MongoClient[Any], database: str, damage: Any
-) -> None:
-    """What another tool has stored there stops neither lists nor deletes."""
-    (first,) = await talk(service, "one")
-    branch, _ = await ask(service, "eins", instead_of=first)
-    change = {"$set": {"branch": damage}}
-    admin[database]["sessions"].update_one({"_id.session_id": branch}, change)
-
-    assert [each.session_id for each in await family(service, branch)] == [branch]
-    assert (branch, 1) in await shown(service)
-    await service.show_branch(**OWNER, session_id=branch)
-    await service.delete_session(**OWNER, session_id=branch)
-    await service.show_branch(**IDS)
-    assert await shown(service) == [(ROOT, 1)]
-
-
-async def test_a_cancelled_edit_leaves_no_branch(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if it is cancelled while the branch is stored."""
-    (first,) = await talk(service, "one")
-    store, edits = Fork.store_session, list[asyncio.Task[Any]]()
-
-    async def cancelled(fork: Fork, *how: Any) -> None:
-        edits[0].cancel()
-        await store(fork, *how)
-
-    monkeypatch.setattr(Fork, "store_session", cancelled)
-    edits.append(asyncio.create_task(ask(service, "eins", instead_of=first)))
-    with pytest.raises(asyncio.CancelledError):
-        await edits[0]
-
-    assert [each.session_id for each in await family(service)] == [ROOT]
-    assert await shown(service) == [(ROOT, 1)]
-
-
-@pytest.mark.release
-async def test_many_versions_of_one_message(service: MongoSessionService) -> None:
-    """An edit of the last edit, 200 times, is a version of the first message."""
-    (edited,) = await talk(service, "one")
-    latest = ROOT
-    quick = runner_of(service, EchoModel())
-    for n in range(200):
-        latest, edited = await ask(
-            service, f"{n}", session_id=latest, instead_of=edited, runner=quick
-        )
-    found = await family(service, latest)
-    assert len(found) == 201
-    assert {each.version_of for each in found[1:]} == {ROOT}
-    assert [each.session_id for each in found if each.is_shown] == [latest]
 
 
 async def test_families_of_two_users_are_apart(

@@ -10,11 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.runners import Runner
 from pymongo import MongoClient
-from support import interrupting_process
-from support.forks import FORKS
+from support.conversations import runner_of
 from support.http_paths import SESSION, app_of
 from support.http_server import serving
 from support.one_session import IDS, read
@@ -27,15 +24,11 @@ from mongo_session_service import MongoSessionService, RunningTurn
 from mongo_session_service.errors import TurnInterruptedError
 
 CROWD = 50
-PATIENCE = 0.75 * interrupting_process.WAIT
+WAIT = 60.0
+PATIENCE = 0.75 * WAIT
 """Seconds in which all is over: less than any of them would wait."""
 
 quick_stops = pytest.mark.limits(stop_poll_seconds=0.05, abort_seconds=0.05)
-
-
-def runner_of(service: MongoSessionService, model: SpokenModel) -> Runner:
-    agent = LlmAgent(name="agent", model=model)
-    return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
 
 
 async def start(
@@ -55,7 +48,7 @@ async def interrupt(
 ) -> RunningTurn | None:
     """A turn that interrupts; None if a later one came before it began."""
     try:
-        return await start(service, model, str(number), interrupt=True, wait=60)
+        return await start(service, model, str(number), interrupt=True, wait=WAIT)
     except TurnInterruptedError:
         return None
 
@@ -146,39 +139,6 @@ def interrupter(admin: MongoClient[Any], database: str) -> str | None:
     session = admin[database].sessions.find_one({})
     assert session is not None
     return session["turn"].get("interrupter")  # type: ignore[no-any-return]
-
-
-@pytest.mark.release
-async def test_the_latest_of_many_processes_wins(
-    service: MongoSessionService, mongodb_uri: str, database: str
-) -> None:
-    """One of all goes on, long before any of them has waited for its whole time."""
-    await service.create_session(**IDS)
-    pipes, processes = [], []
-    for _ in range(3):
-        here, there = FORKS.Pipe()
-        arguments = (mongodb_uri, database, CROWD // 3, there)
-        process = FORKS.Process(target=interrupting_process.send, args=arguments)
-        process.start()
-        pipes.append(here)
-        processes.append(process)
-    try:
-        async with asyncio.timeout(interrupting_process.WAIT / 2):
-            for each in pipes:
-                await asyncio.to_thread(each.recv)
-            while [it.status for it in await service.find_turns()] != ["running"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-        statuses: list[str | None] = []
-        for each in pipes:
-            each.send("report")
-            statuses += await asyncio.to_thread(each.recv)
-        for process in processes:
-            await asyncio.to_thread(process.join, 30)
-    finally:
-        for process in processes:
-            process.kill()
-    assert statuses.count("running") == 1
-    assert {*statuses} <= {"running", "stopped", None}
 
 
 @quick_stops

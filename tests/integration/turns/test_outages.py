@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
 from google.adk.events import Event
-from google.adk.runners import Runner
 from support.consumers import take
+from support.conversations import runner_of
 from support.one_session import IDS, authors, read
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
@@ -51,11 +50,6 @@ async def freeze(replica_set: EmbeddedReplicaSet) -> None:
         await asyncio.sleep(AWAY)
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def runner_of(service: MongoSessionService, model: SpokenModel) -> Runner:
-    agent = LlmAgent(name="agent", model=model)
-    return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
 
 
 async def test_a_living_process_keeps_its_turns_and_consumers(

@@ -267,25 +267,6 @@ async def test_a_subscription_without_partials_receives_events_only(
     assert kinds <= {"snapshot", "appended"}
 
 
-async def test_a_stream_that_is_read_does_not_end(
-    mongodb_uri: str, database: str, running: RunningTurn, model: SpokenModel
-) -> None:
-    """Its next piece may come later than an unread stream would linger."""
-    limits = Limits(feed_linger_seconds=0)
-    async with (
-        MongoSessionService(mongodb_uri, database=database, _limits=limits) as other,
-        asyncio.timeout(60),
-        watch(other) as changes,
-    ):
-        model.say("one ")
-        received = await read_until(changes, "one ")
-        model.say("two")
-        received += await read_until(changes, "two")
-    assert [*spoken(received).values()] == ["one two"]
-    model.end_answer()
-    await running.result()
-
-
 async def test_many_pieces_and_long_ones(
     elsewhere: MongoSessionService,
     running: RunningTurn,
@@ -303,32 +284,6 @@ async def test_many_pieces_and_long_ones(
         (text,) = spoken(await read_until(changes, long)).values()
     assert text == long
     await running.stop()
-
-
-async def test_pieces_wait_for_mongodb(
-    mongodb_uri: str,
-    database: str,
-    elsewhere: MongoSessionService,
-    admin: MongoClient,
-) -> None:
-    """A write that fails is done again: readers miss nothing, and the turn goes on."""
-    model = SpokenModel()
-    async with (
-        MongoSessionService(victim_uri(mongodb_uri), database=database) as service,
-    ):
-        await service.create_session(**IDS)
-        running = await start(service, model)
-        async with watch(elsewhere) as changes:
-            model.say("one ")
-            received = await read_until(changes, "one ")
-            with failing(admin, "insert", times=2, errorCode=91) as wait_until_hit:
-                model.say("two ")
-                await asyncio.to_thread(wait_until_hit)
-                model.say("three")
-            received += await read_until(changes, "two three")
-        (text,) = spoken(received).values()
-        assert text == "one two three"
-        await running.stop()
 
 
 async def test_no_partial_is_missing_after_the_stream_was_lost(
@@ -442,34 +397,6 @@ async def test_sealed_content_is_sealed_in_pieces(
         assert "secret" not in str(stored)
         assert "terces" in str(stored)
         await running.stop()
-
-
-async def test_partials_are_deleted_with_their_session(
-    service: MongoSessionService,
-    elsewhere: MongoSessionService,
-    running: RunningTurn,
-    model: SpokenModel,
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """Also with its user and with its app."""
-    for delete in (
-        lambda: service.delete_session(**IDS),
-        lambda: service.delete_user(app_name=IDS["app_name"], user_id=IDS["user_id"]),
-        lambda: service.delete_app(app_name=IDS["app_name"]),
-    ):
-        async with watch(elsewhere) as changes:
-            model.say("well")
-            await read_until(changes, "well")
-            await running.stop()
-            await read_until_stopped(changes)
-        assert admin[database]["partials"].count_documents({}) > 0
-        await delete()
-        assert admin[database]["partials"].count_documents({}) == 0
-        await service.create_session(**IDS)
-        model = SpokenModel()
-        running = await start(service, model)
-    await running.stop()
 
 
 @pytest.mark.limits(partial_seconds=3600)

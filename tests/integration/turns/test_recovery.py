@@ -169,18 +169,6 @@ async def test_nothing_but_a_cancellation_ends_the_recovery(
         await left_with(service)
 
 
-async def test_innocent_turns_are_resumed_together(
-    service: MongoSessionService, abandon: Abandon
-) -> None:
-    """At first: nobody knows yet that one of them has killed the process."""
-    await abandon("a", "b", "c")
-    model = GatedModel()
-    async with recovering(service, model, resume=True), asyncio.timeout(20):
-        await until(lambda: model.waiting() == 3)
-        model.let_answer()
-        await answered(service, "a", "b", "c")
-
-
 async def answered(service: MongoSessionService, *session_ids: str) -> None:
     """Wait until the turns of sessions have ended, with an answer."""
     while True:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.runners import Runner
 from google.adk.tools import ToolContext
 from pymongo import MongoClient
@@ -76,10 +75,3 @@ async def test_a_reader_that_stops_early_ends_the_turn(
         async with aclosing(running) as events:
             await anext(events)
     assert len((await read(service)).events) >= 4
-
-
-async def test_a_runner_needs_a_stored_session(service: MongoSessionService) -> None:
-    """It is not created."""
-    runner = runner_of(service, count)
-    with pytest.raises(SessionNotFoundError):
-        await anext(service.run_turn(runner, **OF_USER, new_message=said("hello")))

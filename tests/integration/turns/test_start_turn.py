@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-import weakref
 from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from typing import Any
@@ -121,26 +119,6 @@ async def test_an_answer_survives_its_readers(service: MongoSessionService) -> N
     assert running.epoch == 1
 
 
-async def test_readers_share_one_run(service: MongoSessionService) -> None:
-    """Each receives every word, whenever it comes."""
-    await service.create_session(**IDS)
-    model = SilentModel()
-    running = await start(service, runner_of(service, model))
-
-    async def words() -> str:
-        heard = ""
-        async for event in running:
-            heard += "".join(texts([event]))
-            if heard == "Well, I":
-                return heard
-        return heard
-
-    early = asyncio.create_task(words())
-    await model.fell_silent()
-    assert await words() == await early == "Well, I"
-    await running.stop()
-
-
 async def test_a_failure_is_raised_to_all_that_wait(
     service: MongoSessionService, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,39 +225,6 @@ async def test_a_turn_may_interrupt_the_one_before(
 
     assert first.is_done
     assert texts((await read(service)).events) == ["hi", "listen", "here"]
-
-
-@pytest.mark.limits(cancel_seconds=0.1)
-async def test_a_runner_that_ignores_its_stop_stores_nothing(
-    service: MongoSessionService, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No answer appears after the stop, and the log names the session."""
-    await service.create_session(**IDS)
-    may_end, has_begun = asyncio.Event(), asyncio.Event()
-    was_refused = asyncio.Event()
-
-    async def stubborn() -> str:
-        has_begun.set()
-        while not may_end.is_set():
-            try:
-                await may_end.wait()
-            except asyncio.CancelledError:
-                continue
-        with pytest.raises(LeaseLostError, match="was stopped"):
-            await service.append(**IDS, event=Event(author="ghost"))
-        was_refused.set()
-        return "done"
-
-    model = ScriptedModel(script=[call("stubborn"), "ghost"])
-    running = await start(service, runner_of(service, model, stubborn))
-    await has_begun.wait()
-    await running.stop()
-    before = [event.id for event in (await read(service)).events]
-    may_end.set()
-    await was_refused.wait()
-
-    assert [event.id for event in (await read(service)).events] == before
-    assert any("ignores that it was stopped" in it.message for it in caplog.records)
 
 
 @pytest.mark.limits(lease_renewal_seconds=0.1)
@@ -455,68 +400,3 @@ async def test_the_callers_context_is_that_of_the_agent(
     may_end.set()
     await starting.result().result()
     assert (seen, asked.get()) == (["by the caller"], "by the caller")
-
-
-async def test_a_started_turn_ends_when_its_session_is_deleted(
-    service: MongoSessionService,
-) -> None:
-    """The agent's next event is refused, and the turn's error reports it."""
-    await service.create_session(**IDS)
-
-    async def forget() -> str:
-        await service.delete_session(**IDS)
-        return "done"
-
-    model = ScriptedModel(script=[call("forget"), "too late"])
-    running = await start(service, runner_of(service, model, forget))
-    with pytest.raises(SessionNotFoundError):
-        await running.result()
-    assert await service.find_turns(status="failed") == []
-    await service.create_session(**IDS)
-    async with service.turn(**IDS) as session:
-        assert session.events == []
-
-
-@pytest.mark.release
-async def test_a_thousand_turns_run_at_once(service: MongoSessionService) -> None:
-    """In one event loop; each answer is whole, and each turn is released."""
-    ids = [{**IDS, "session_id": str(number)} for number in range(1000)]
-    await asyncio.gather(*(service.create_session(**each) for each in ids))
-    may_end = asyncio.Event()
-
-    async def wait() -> str:
-        await may_end.wait()
-        return "done"
-
-    script = [call("wait"), "answered"]
-    runners = [runner_of(service, ScriptedModel(script=script), wait) for _ in ids]
-    starts = [
-        service.start_turn(
-            runner,
-            user_id=each["user_id"],
-            session_id=each["session_id"],
-            new_message=said("hi"),
-        )
-        for runner, each in zip(runners, ids, strict=True)
-    ]
-    running = await asyncio.gather(*starts)
-    assert len(await service.find_turns(app_name=IDS["app_name"])) == 1000
-    may_end.set()
-    results = await asyncio.gather(*(each.result() for each in running))
-    assert {texts(each)[-1] for each in results} == {"answered"}
-    assert await service.find_turns() == []
-
-
-async def test_a_forgotten_service_ends(mongodb_uri: str, database: str) -> None:
-    """What has served its turns does not keep it, and so its client is closed."""
-    service = MongoSessionService(mongodb_uri, database=database)
-    await service.create_session(**IDS)
-    runner = runner_of(service, ScriptedModel(script=["Hello."]))
-    running = await start(service, runner)
-    await running.result()
-    forgotten = weakref.ref(service._backends)  # noqa: SLF001  what parts could hold
-
-    del service, runner, running
-    while forgotten() is not None:
-        gc.collect()
-        await asyncio.sleep(0.01)

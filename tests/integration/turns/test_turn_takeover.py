@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from queue import Queue
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
 from google.adk.events import Event
-from google.adk.runners import Runner
 from pymongo import AsyncMongoClient
-from pymongo.errors import AutoReconnect
-from support import turn_holder
-from support.forks import FORKS
 from support.one_session import IDS, authors, read
-from support.scripted_model import ScriptedModel, call, said
-from support.subscriptions import until
 
 from mongo_session_service import (
     LeaseLostError,
@@ -81,77 +73,6 @@ async def test_a_body_may_block_its_event_loop(mongodb_uri: str, database: str) 
     assert try_elsewhere(mongodb_uri, database, wait=10) is None
     await service.close()
     await client.close()
-
-
-@brief_leases
-async def test_a_failure_to_connect_is_not_the_end_of_renewal(
-    service: MongoSessionService,
-    mongodb_uri: str,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Be it one that the driver does not know, as of a certificate's missing file."""
-    opened = lease._open_database  # noqa: SLF001
-    failures = [FileNotFoundError]
-
-    def fail_once(*where: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return opened(*where)
-
-    monkeypatch.setattr(lease, "_open_database", fail_once)
-    await service.create_session(**IDS)
-    async with service.turn(**IDS):
-        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
-    assert not failures
-
-
-@brief_leases
-async def test_an_outage_is_logged_once(
-    service: MongoSessionService,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """When what is held here could have been renewed no more."""
-    tried = Queue[None]()
-
-    def fail(*_: Any) -> None:
-        tried.put(None)
-        raise AutoReconnect
-
-    monkeypatch.setattr(lease, "_renew_due", fail)
-    await service.create_session(**IDS)
-    async with service.turn(**IDS):
-        await until(lambda: caplog.records)
-        for _ in range(tried.qsize() + 2):
-            await asyncio.to_thread(tried.get)
-    (record,) = caplog.records
-    assert "could not be renewed for" in record.getMessage()
-
-
-@pytest.mark.release
-@brief_leases
-async def test_a_turn_of_a_synchronous_runner(
-    service: MongoSessionService, mongodb_uri: str, database: str
-) -> None:
-    """``Runner.run()`` blocks one event loop, and a tool another."""
-
-    def try_it() -> str:
-        """Try to have the turn while this tool runs."""
-        return str(try_elsewhere(mongodb_uri, database, wait=PATIENCE))
-
-    model = ScriptedModel(script=[call("try_it"), "done"])
-    agent = LlmAgent(name="agent", model=model, tools=[try_it])
-    runner = Runner(agent=agent, app_name="app", session_service=service)
-    await service.create_session(**IDS)
-    async with service.turn(**IDS):
-        events = list(
-            runner.run(user_id="user", session_id="s", new_message=said("hello"))
-        )
-    responses = [it for each in events for it in each.get_function_responses()]
-    assert [each.response for each in responses] == [{"result": str(TimeoutError)}]
-    stored = await read(service)
-    assert [each.id for each in stored.events[1:]] == [each.id for each in events]
 
 
 @pytest.mark.limits(lease_seconds=0.1, lease_renewal_seconds=3600)
@@ -245,25 +166,6 @@ async def test_tasks_of_a_body_belong_to_its_turn(
             await asyncio.create_task(nest())
     is_over.set()
     await later
-
-
-@pytest.mark.release
-@brief_leases
-async def test_the_turn_of_a_dead_process_is_taken_over(
-    service: MongoSessionService, mongodb_uri: str, database: str
-) -> None:
-    """Also if another request of that process was next in line."""
-    await service.create_session(**IDS)
-    here, there = FORKS.Pipe()
-    arguments = (mongodb_uri, database, there)
-    process = FORKS.Process(target=turn_holder.hold, args=arguments)
-    process.start()
-    assert await asyncio.to_thread(here.recv) == "waiting"
-    process.kill()
-    await asyncio.to_thread(process.join)
-    async with asyncio.timeout(30), service.turn(**IDS, wait=10) as session:
-        await service.append_event(session, Event(author="next"))
-    assert authors(await read(service)) == ["next"]
 
 
 def test_close_leaves_no_thread(mongodb_uri: str, database: str) -> None:

@@ -61,23 +61,6 @@ async def test_waiters_of_each_process_follow_in_order(
         assert [each for each in order if each in own] == [*own]
 
 
-@pytest.mark.parametrize("wait", [0, 30])
-async def test_tickets_of_an_earlier_release_are_ignored(
-    service: MongoSessionService, admin: MongoClient, database: str, wait: float
-) -> None:
-    """Those who waited in one are passed over, and are erased with their user."""
-    await service.create_session(**IDS)
-    ticket = {"epoch": 7, "ticket": 1, "is_awaited": True}
-    admin[database].sessions.update_one({"_id": IDS}, {"$set": {"turn": ticket}})
-    admin[database].leases.insert_one({"_id": {**IDS, "ticket": 1}})
-
-    async with service.turn(**IDS, wait=wait):
-        (turn,) = await service.find_turns()
-    assert turn.epoch == 8
-    await service.delete_user(app_name=IDS["app_name"], user_id=IDS["user_id"])
-    assert not admin[database].leases.count_documents({})
-
-
 @pytest.mark.limits(turn_poll_seconds=3600)
 async def test_who_tries_once_is_not_before_one_that_waits(
     service: MongoSessionService, admin: MongoClient, database: str
