@@ -52,23 +52,6 @@ async def test_a_cancelled_append_is_finished_first(
     assert len((await read(victim)).events) == 2
 
 
-async def test_a_timeout_around_an_append_leaves_the_session_true(
-    victim: MongoSessionService, admin: MongoClient
-) -> None:
-    """After a TimeoutError the session shows whether the event was stored: it was."""
-    session = await victim.create_session(**IDS)
-
-    with (
-        failing(admin, "commitTransaction", times=1, **BLOCKED),
-        pytest.raises(TimeoutError),
-    ):
-        async with asyncio.timeout(0.05):
-            await victim.append_event(session, new_event())
-
-    assert len(session.events) == 1
-    assert (await read(victim)).events == session.events
-
-
 async def test_a_cancelled_append_that_fails_changes_nothing(
     victim: MongoSessionService, admin: MongoClient
 ) -> None:
@@ -147,25 +130,6 @@ async def test_a_drivers_deadline_cuts_no_transaction_off(
         await victim.delete_session(**IDS)
     assert open_transactions(admin) == 0
     assert await victim.get_session(**IDS) is None
-
-
-@pytest.mark.parametrize("command", ["update", "commitTransaction"])
-async def test_closing_finishes_what_is_under_way(
-    victim: MongoSessionService, admin: MongoClient, command: str
-) -> None:
-    """A service that is closed amid an append leaves it stored, and nothing open."""
-    session = await victim.create_session(**IDS)
-
-    with held(admin, command) as wait_until_held:
-        appending = asyncio.create_task(victim.append_event(session, new_event()))
-        await asyncio.to_thread(wait_until_held)
-        closing = asyncio.create_task(victim.close())
-        await asyncio.sleep(0)
-    await closing
-
-    assert open_transactions(admin) == 0
-    await appending
-    assert len((await read(victim)).events) == 1
 
 
 @pytest.mark.parametrize("error", [None, PyMongoError()])

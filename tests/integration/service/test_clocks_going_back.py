@@ -12,9 +12,9 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from support.consumers import begun, take
 from support.fake_clock import Clock
 from support.one_session import authors, read
-from support.subscriptions import APP, ID, IDS, PATIENCE, SESSION, USER, Follower
+from support.subscriptions import APP, ID, IDS, SESSION, USER, Follower
 
-from mongo_session_service import Change, DeadLetter, MongoSessionService
+from mongo_session_service import MongoSessionService
 
 HOUR = 3600.0
 TTL = 10 * HOUR
@@ -74,25 +74,3 @@ async def test_a_clock_that_goes_back(
         assert authors(await read(other)) == order
         clock.now += 1
         assert await other.get_session(**SESSION) is None
-
-
-async def test_dead_letters_go_by_the_clock_of_sessions(
-    service: MongoSessionService,
-) -> None:
-    """A dead letter carries the time that events go by."""
-    clock = Clock.set()
-    session = await service.create_session(**SESSION)
-    await service.append_event(session, Event(author="x"))
-
-    def fail(_: Change) -> None:
-        raise RuntimeError
-
-    async with service.consumer("c") as consumer, asyncio.timeout(PATIENCE):
-        running = asyncio.create_task(consumer.run(fail, max_attempts=1))
-        letters: list[DeadLetter] = []
-        while not letters:
-            letters = [each async for each in consumer.dead_letters()]
-        running.cancel()
-        await asyncio.wait([running])
-
-    assert letters[0].time == clock.now

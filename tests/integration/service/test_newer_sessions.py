@@ -10,16 +10,12 @@ from contextvars import Context
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events import Event
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService, Session
 from pymongo import MongoClient
-from support.cli_runner import call
-from support.http_paths import USER, app_of
-from support.http_server import serving
 from support.scripted_model import ScriptedModel
 from support.subscriptions import IDS, PATIENCE, Follower, new_event
 from support.waiters import in_line
@@ -29,8 +25,6 @@ from mongo_session_service import (
     MongoSessionService,
     SchemaVersionError,
 )
-from mongo_session_service.cli.app import main
-from mongo_session_service.http import allow_everyone, live_app
 from mongo_session_service.transfer import (
     ConflictError,
     Policies,
@@ -409,93 +403,3 @@ async def test_an_import_leaves_it_alone(
     assert done.skipped == 1
     assert NEED in problems[0]
     assert verified.differences
-
-
-ROUTES = [
-    ("GET", "", None),
-    ("PATCH", "", {"title": "x"}),
-    ("DELETE", "", None),
-    ("GET", "/events", None),
-    ("POST", "/fork", {}),
-    ("POST", "/turns", {"new_message": {"parts": [{"text": "x"}]}}),
-    ("DELETE", "/turn", None),
-    ("GET", "/branches", None),
-    ("PUT", "/shown", None),
-    ("GET", "/changes", None),
-]
-"""Below the path of a session, with what is sent there."""
-
-
-@pytest.mark.usefixtures("newer")
-async def test_no_route_reads_or_changes_it(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> None:
-    """The log of the server names the need; the lists have all others."""
-    app = app_of(service, runner=runner(service))
-    paths = {each.partition("{session_id}")[2] for each in app.openapi()["paths"]}
-    assert paths == {path for _, path, _ in ROUTES}
-    with untouched(admin, database):
-        async with (
-            serving(app) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as http,
-        ):
-            for method, path, body in ROUTES:
-                target = f"{USER}/sessions/newer{path}"
-                more = {} if body is None else {"json": body}
-                answer = await http.request(
-                    method, target, headers={"Origin": url}, **more
-                )
-                assert answer.status_code == 500, (method, path)
-            listed = (await http.get(f"{USER}/sessions")).json()
-        async with (
-            serving(live_app(service, authorize=allow_everyone)) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as http,
-        ):
-            everywhere = (await http.get("/apps/app/sessions")).json()
-    for found in (listed, everywhere):
-        assert [each["session_id"] for each in found["sessions"]] == ["now"]
-
-
-OF_IT = ("app", "user", "newer")
-COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
-    "sessions": (("--app", "app"), 0),
-    "show": (OF_IT, 1),
-    "set": ((*OF_IT, "--title", "x"), 1),
-    "redact": ((*OF_IT, "--invocation", "i", "--yes"), 1),
-    "trim": (("app", "--older-than", "1s"), 0),
-    "prune": (("--idle-for", "0.001s", "--dry-run"), 0),
-    "erase": ((*OF_IT, "--yes"), 1),
-    "watch": (("--app", "app", "--user", "user", "--session", "newer"), 1),
-    "export": ((), 1),
-}
-"""The arguments of each command that looks at sessions, and its exit code."""
-
-OTHER_COMMANDS = {
-    *("setup", "grants", "doctor", "mongod", "storage"),  # of no session
-    *("live", "consumers", "import", "verify"),  # their methods are above
-}
-
-
-def test_every_command_is_tried() -> None:
-    """A new one names what a session needs, or is named here."""
-    tried = {each.partition(" ")[0] for each in COMMANDS}
-    assert set(main.commands) == tried | OTHER_COMMANDS
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.usefixtures("newer")
-async def test_commands_name_what_it_needs(
-    admin: MongoClient,
-    database: str,
-    mongodb_uri: str,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-) -> None:
-    """Those for it fail, and those for many leave it out."""
-    arguments, code = COMMANDS[name]
-    at = ("--uri", mongodb_uri, "--database", database)
-    with untouched(admin, database):
-        done = call(*name.split(), *arguments, *at)
-
-    assert (done.returncode, NEED in done.stderr + caplog.text) == (code, True)
-    assert "newer" not in done.stdout

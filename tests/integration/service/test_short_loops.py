@@ -22,8 +22,8 @@ from support.failpoints import connections, open_transactions, victim_uri
 from support.scripted_model import ScriptedModel
 from support.subscriptions import until
 
-from mongo_session_service import ConfigurationError, MongoSessionService, backend
-from mongo_session_service.storage.loop_thread import THREAD_NAME, thread_loop
+from mongo_session_service import ConfigurationError, MongoSessionService
+from mongo_session_service.storage.loop_thread import thread_loop
 from mongo_session_service.storage.statements import Insert
 from mongo_session_service.storage.transactions import Transaction
 
@@ -135,24 +135,6 @@ def test_a_loop_that_stays_gets_a_client_of_its_own(
     assert asyncio.run(shared.get_session(**SESSION)) == session
 
 
-def test_a_loop_that_enters_a_service_has_a_client_from_the_start(
-    mongodb_uri: str, database: str
-) -> None:
-    """It needs no thread."""
-    names = set[str]()
-
-    async def enter() -> None:
-        async with MongoSessionService(mongodb_uri, database=database) as service:
-            await service.create_session(**SESSION)
-            opened = service._backends.opened  # noqa: SLF001
-            assert list(opened) == [asyncio.get_running_loop()]
-            names.update(each.name for each in threading.enumerate())
-
-    before = {each.name for each in threading.enumerate()}
-    asyncio.run(enter())
-    assert THREAD_NAME not in names - before
-
-
 def test_hooks_run_in_their_callers_thread_and_context(
     mongodb_uri: str, database: str
 ) -> None:
@@ -218,22 +200,6 @@ def test_a_service_that_is_let_go_closes_its_client(
     gc.collect()
 
     asyncio.run(until(lambda: not connections(admin)))
-
-
-def test_services_that_are_closed_leave_nothing_in_the_thread(
-    mongodb_uri: str, database: str
-) -> None:
-    """A worker may make one for each of its tasks."""
-
-    async def use_and_close() -> None:
-        service = MongoSessionService(mongodb_uri, database=database)
-        await service.list_sessions(app_name="app")
-        await service.close()
-
-    asyncio.run(use_and_close())
-    before = len(backend._keepers[thread_loop()])  # noqa: SLF001
-    asyncio.run(use_and_close())
-    assert len(backend._keepers[thread_loop()]) == before  # noqa: SLF001
 
 
 def test_closing_ends_a_transaction_under_way(
