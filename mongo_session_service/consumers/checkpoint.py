@@ -219,7 +219,7 @@ class Checkpoint:
         """Release the lease, so that the next reader has it at once."""
         self._is_released = True
         with suppress(MongoSessionServiceError, TimeoutError):  # it expires by itself
-            await self.lease.release_lease()
+            await self.lease.release()
             await self._client_sessions.end_all()
 
     async def delete_name(self) -> None:
@@ -353,7 +353,7 @@ async def _load_or_store(
 
 async def _write_repeatably(storage: Storage, update: Update) -> Document | None:
     """Update one document, repeatedly if need be; return it after the update."""
-    return await storage.find_and_update(update, patient=True, shielded=False)
+    return await storage.find_and_update(update)
 
 
 async def load_log_id(storage: Storage) -> Any:

@@ -388,7 +388,7 @@ class Consumer:
         with suppress(MongoSessionServiceError, TimeoutError):
             async with asyncio.timeout(checkpoint.storage.limits.lease_seconds):
                 await self._save_handled()
-        self._renewer.discard_lease(checkpoint.lease)
+        self._renewer.stop_renewing(checkpoint.lease)
         # Before the release, which a read that comes back would take for a loss.
         await self._fetching.cancel_task()
         await checkpoint.release()
@@ -710,10 +710,10 @@ async def _claim_name(
             await asyncio.sleep(storage.limits.consumer_poll_seconds)
         if stands_by:
             logger.info("Consumer %r takes over.", settings.name)
-        renewer.add_lease(checkpoint.lease)
+        renewer.keep_renewing(checkpoint.lease)
         await checkpoint.resume()
     except BaseException:
-        renewer.discard_lease(checkpoint.lease)
+        renewer.stop_renewing(checkpoint.lease)
         await uninterrupted(checkpoint.release())
         raise
     return checkpoint

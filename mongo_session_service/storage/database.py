@@ -242,7 +242,7 @@ class Database:
         if self.host is None:
             self.in_use.check_open()
             return await work(self)
-        return await in_loop_thread(self.host.with_client, work)
+        return await in_loop_thread(partial(self.host.with_client, work))
 
     async def repeat(
         self,
@@ -252,12 +252,11 @@ class Database:
         patient: bool = False,
     ) -> Result:
         """Do something with the client by the one rule of retries: :func:`repeat`."""
-
-        async def run(database: Self) -> Result:
-            attempt = partial(work, database)
-            return await repeat(database.client, attempt, effect, patient=patient)
-
-        return await self.with_client(run)
+        if self.host is not None:
+            again = partial(self.host.repeat, work, effect, patient=patient)
+            return await in_loop_thread(again)
+        self.in_use.check_open()
+        return await repeat(self.client, partial(work, self), effect, patient=patient)
 
     def collection(self, name: str) -> Any:
         """Return a collection by its name without the prefix."""

@@ -55,7 +55,7 @@ several times, so ``work`` computes everything afresh. ``tx`` has ``find``,
 
 **Find and update** one document, and return it as it is then::
 
-    lease = await storage.find_and_update(Update("leases", where, change, upsert=True))
+    saved = await storage.find_and_update(Update("checkpoints", where, change))
 
 **Remove** what may be much, in steps, each a transaction that holds only as long as the
 *fence* does: a document that has to match in each step, and that nobody but the
@@ -102,11 +102,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from bson.timestamp import Timestamp
-from pymongo.errors import (
-    ExecutionTimeout,
-    NetworkTimeout,
-    ServerSelectionTimeoutError,
-)
+from pymongo.errors import ExecutionTimeout, ServerSelectionTimeoutError
 from typing_extensions import override
 
 from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
@@ -136,8 +132,8 @@ from mongo_session_service.storage.transactions import (
     Transaction,
     needs_no_transaction,
     run_committed,
-    write_single,
-    write_unordered,
+    write_apart,
+    writing_in_time,
 )
 
 Result = TypeVar("Result")
@@ -276,17 +272,12 @@ class Storage(Database):
         write conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the
         last; without that, a statement by itself waits for the lock.
         """
-        if attempts is None and needs_no_transaction(statements):
-            (statement,) = statements
-            return [
-                await self._outside_transaction(
-                    lambda tx: write_single(tx, statement), time_limit, patient=patient
-                )
-            ]
-        if not atomic:
-            return await self._outside_transaction(
-                lambda tx: write_unordered(tx, statements), time_limit, patient=patient
-            )
+        if not atomic or (attempts is None and needs_no_transaction(statements)):
+
+            def attempt(database: Database) -> Awaitable[list[int]]:
+                return uninterrupted(write_apart(database, statements, time_limit))
+
+            return await self.repeat(attempt, Effect.UNKNOWN, patient=patient)
         return await self.run(
             lambda tx: tx.write(*statements),
             time_limit=time_limit,
@@ -316,30 +307,24 @@ class Storage(Database):
         def attempt(database: Database) -> Awaitable[Result]:
             if not self.has_transactions:
                 return uninterrupted(work(Transaction(database, None)))
-            running = run_committed(database, work, time_limit, attempts, kept=kept)
-            return uninterrupted(running)
+            return uninterrupted(
+                run_committed(database, work, time_limit, attempts, kept=kept)
+            )
 
         return await self.repeat(attempt, effect, patient=patient)
 
-    async def find_and_update(
-        self,
-        update: Update,
-        *,
-        fields: tuple[str, ...] = (),
-        patient: bool = False,
-        shielded: bool = True,
-    ) -> Document | None:
+    async def find_and_update(self, update: Update) -> Document | None:
         """Update one document, and return it as it is then; None if none matches.
 
-        What may be written twice need not be ``shielded`` from cancellation.
+        It is patient, and a cancellation does not wait for it: what it writes must have
+        the same result when it is written twice.
         """
 
-        async def write(tx: Transaction) -> Document | None:
-            return await tx.find_and_update(update, fields=fields)
+        async def attempt(database: Database) -> Document | None:
+            async with writing_in_time(database) as tx:
+                return await tx.find_and_update(update)
 
-        return await self._outside_transaction(
-            write, None, patient=patient, shielded=shielded
-        )
+        return await self.repeat(attempt, Effect.UNKNOWN, patient=True)
 
     async def remove(
         self,
@@ -499,30 +484,3 @@ class Storage(Database):
             async with asyncio.timeout(_OPLOG_SECONDS):
                 return await self.oplog_window()
         return None
-
-    def _outside_transaction(
-        self,
-        write: Callable[[Transaction], Awaitable[Result]],
-        time_limit: float | None,
-        *,
-        patient: bool,
-        shielded: bool = True,
-    ) -> Awaitable[Result]:
-        """Write outside of transactions."""
-        seconds = self.write_timeout if time_limit is None else max(time_limit, 0.0)
-
-        async def write_in_time(database: Database) -> Result:
-            try:
-                async with (
-                    asyncio.timeout(seconds),
-                    database.write_session() as session,
-                ):
-                    return await write(Transaction(database, session))
-            except TimeoutError:
-                raise NetworkTimeout from None
-
-        def attempt(database: Database) -> Awaitable[Result]:
-            writing = write_in_time(database)
-            return uninterrupted(writing) if shielded else writing
-
-        return self.repeat(attempt, Effect.UNKNOWN, patient=patient)

@@ -31,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import pymongo
@@ -59,9 +59,6 @@ from mongo_session_service.storage.tasks import (
 )
 from mongo_session_service.storage.transactions import Transaction
 
-if TYPE_CHECKING:
-    from mongo_session_service.storage.kernel import Storage
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -87,7 +84,7 @@ class Lease:
     """The lease in one document, as one claimant acquires, holds and releases it."""
 
     def __init__(
-        self, storage: Storage, collection: str, id_: object, path: str = ""
+        self, storage: Database, collection: str, id_: object, path: str = ""
     ) -> None:
         """Acquire nothing yet; ``path``, as in ``turn.``, precedes its fields."""
         self.storage = storage
@@ -180,30 +177,32 @@ class Lease:
             lambda it: uninterrupted(acquire(it)), patient=patient
         )
 
-    async def release_lease(
-        self,
-        ended: Document | None = None,
-        *,
-        forget: Iterable[str] = (),
-        gone: Iterable[str] = ("holder", "since", "renewed_at"),
-    ) -> Document | None:
-        """Release the lease, and return what is left of it; None if it is another's.
+    async def release(
+        self, left: Document | None = None, *, forget: Iterable[str] = ()
+    ) -> None:
+        """Release the lease, if it is held; set the fields ``left``, remove ``forget``.
 
-        Its field ``ended`` is set from now on; the fields ``forget`` go, beside its
-        own. If it takes so long that the lease has expired by itself, it raises
+        If it takes so long that the lease has expired by itself, it raises
         ``StorageUnavailableError``.
         """
+        await self._give_up(("holder", "since", "renewed_at", *forget), left or {})
+
+    async def expire(self, *, forget: Iterable[str] = ()) -> None:
+        """Let the lease expire now, as if its holder, who stays named, had died."""
+        await self._give_up(("renewed_at", "holder.client_sessions", *forget), {})
+
+    async def _give_up(self, gone: Iterable[str], left: Document) -> None:
         path = self.path
         mine = {"_id": self.id, f"{path}holder.token": self.token}
-        change: Document = {"$unset": {f"{path}{it}": "" for it in (*gone, *forget)}}
-        if ended is not None:
-            change["$set"] = {f"{path}ended": ended}
+        change: Document = {"$unset": {f"{path}{name}": "" for name in gone}}
+        if left:
+            change["$set"] = {f"{path}{name}": it for name, it in left.items()}
 
-        async def release(database: Database) -> Document | None:
+        async def give_up(database: Database) -> None:
             async with asyncio.timeout(self.storage.limits.lease_seconds):
-                return await self._update_lease(database, mine, change)
+                await self._update_lease(database, mine, change)
 
-        return await self._repeat(release)
+        await self._repeat(give_up)
 
     async def _repeat(
         self, work: Callable[[Database], Awaitable[Result]], *, patient: bool = False
@@ -308,7 +307,7 @@ def _as_seen(lease: Document, path: str) -> Document:
     }
 
 
-def lease_is_free(storage: Storage, path: str = "") -> Document:
+def lease_is_free(storage: Database, path: str = "") -> Document:
     """Return the expression that is true if a document's lease is free."""
     holder = {"$ifNull": [f"${path}holder", None]}
     # An append may renew what was released meanwhile.
@@ -317,7 +316,7 @@ def lease_is_free(storage: Storage, path: str = "") -> Document:
     }
 
 
-def lease_has_expired(storage: Storage, lease: Document, now: float) -> bool:
+def lease_has_expired(storage: Database, lease: Document, now: float) -> bool:
     """Whether a lease that was read just now is not renewed any more."""
     renewed: datetime = lease.get("renewed_at", _NEVER).replace(tzinfo=UTC)
     return now - renewed.timestamp() > storage.limits.lease_seconds
@@ -354,7 +353,8 @@ class LeaseRenewer:
         self._thread: threading.Thread | None = None
         """The thread that was started last."""
 
-    def add_lease(self, lease: Lease) -> None:
+    def keep_renewing(self, lease: Lease) -> None:
+        """Renew a lease from now on, in the thread, which the first one starts."""
         if self._pid != os.getpid():  # the thread stayed in the parent
             self._forget_leases()
         limits = lease.storage.limits
@@ -363,14 +363,14 @@ class LeaseRenewer:
             if self._stopping is None:
                 stopping = self._stopping = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._keep_renewing,
+                    target=self._renew_until_idle,
                     args=[stopping, limits],
                     name=THREAD_NAME,
                     daemon=True,
                 )
                 self._thread.start()
 
-    def discard_lease(self, lease: Lease) -> None:
+    def stop_renewing(self, lease: Lease) -> None:
         """Stop renewing a lease; idempotent."""
         with self._lock:
             self._held.pop(lease.token, None)
@@ -391,7 +391,7 @@ class LeaseRenewer:
                 while thread is not None and thread.is_alive():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
-    def _keep_renewing(self, stopping: threading.Event, limits: Limits) -> None:
+    def _renew_until_idle(self, stopping: threading.Event, limits: Limits) -> None:
         tick = limits.lease_renewal_seconds / 3
         with ExitStack() as closing:
             database, is_reported = None, False
@@ -437,7 +437,7 @@ class LeaseRenewer:
             held = list(self._held.values())
         for each in held:
             if each.is_abandoned:
-                self.discard_lease(each)
+                self.stop_renewing(each)
         now = time.monotonic()
         return [
             each
@@ -446,7 +446,7 @@ class LeaseRenewer:
         ]
 
 
-def _open_database(storage: Storage, closing: ExitStack) -> Any:
+def _open_database(storage: Database, closing: ExitStack) -> Any:
     database, close = storage.driver.blocking_database(storage.database)
     closing.callback(close)
     return database

@@ -10,14 +10,13 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from mongo_session_service.storage.tasks import wait_for_end
 
-Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 THREAD_NAME: Final = "mongo-session-service-loop"
@@ -65,25 +64,20 @@ def _end_thread() -> None:
         thread.join(_END_SECONDS)
 
 
-async def in_loop_thread(
-    work: Callable[[Argument], Awaitable[Result]], argument: Argument
-) -> Result:
+async def in_loop_thread(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     """Call a function in the thread's loop, in the caller's context; await its result.
 
     A cancellation cancels what runs there, and waits for its end.
     """
     here, there = asyncio.get_running_loop(), thread_loop()
     if here is there:
-        return await work(argument)
+        return await work()
     ended, context = here.create_future(), copy_context()
     task: asyncio.Task[Result]
 
-    async def run() -> Result:
-        return await work(argument)
-
     def start() -> None:
         nonlocal task
-        task = there.create_task(run(), context=context)
+        task = there.create_task(work(), context=context)
         task.add_done_callback(end)
 
     def end(task: asyncio.Task[Result]) -> None:

@@ -158,13 +158,12 @@ async def find_documents(
 ) -> list[Document]:
     """Find the documents in a transaction, or where there are none."""
     collection = database.collection(query.collection)
-    options = {} if session is None else {"session": session}
     if query.then:
         stages = query_stages(database, query)
-        aggregate = collection.aggregate(stages, **options)
+        aggregate = collection.aggregate(stages, session=session)
         return await database.driver.fetch_all(aggregate)
     where = database.routed(query.filter)
-    cursor = collection.find(where, query.projection or None, **options)
+    cursor = collection.find(where, query.projection or None, session=session)
     if query.order is not None:
         cursor = cursor.sort(list(query.sort.items()))
     found: list[Document] = await cursor.limit(query.limit or 0).to_list(None)

@@ -19,6 +19,7 @@ from pymongo import (
 from pymongo.errors import (
     ConfigurationError,
     DuplicateKeyError,
+    NetworkTimeout,
     OperationFailure,
     PyMongoError,
     WriteError,
@@ -121,6 +122,19 @@ async def run_committed(
             raise
         database.latest.advance(session.operation_time, primary)
     return result
+
+
+@asynccontextmanager
+async def writing_in_time(
+    database: Database, time_limit: float | None = None
+) -> AsyncIterator[Transaction]:
+    """Write outside of transactions, for so long; by default ``write_timeout``."""
+    seconds = database.write_timeout if time_limit is None else max(time_limit, 0.0)
+    try:
+        async with asyncio.timeout(seconds), database.write_session() as session:
+            yield Transaction(database, session)
+    except TimeoutError:
+        raise NetworkTimeout from None
 
 
 async def _start_later_transaction(database: Database, session: Any) -> None:
@@ -231,7 +245,7 @@ class Transaction:
 
         The server waits for a locked document for ``time_limit`` seconds at most.
         """
-        database, options = self._database, self._options
+        database, options = self._database, dict[str, Any]()
         if time_limit is not None and not database.is_mock:
             options["maxTimeMS"] = round(1000 * time_limit)
         collection = database.with_default_codec(database.collection(update.collection))
@@ -241,6 +255,7 @@ class Transaction:
             projection=dict.fromkeys(fields, 1) or None,
             upsert=update.upsert,
             return_document=True,
+            session=self.client_session,
             **options,
         )
         return found
@@ -248,7 +263,7 @@ class Transaction:
     async def matches(self, fence: Update) -> bool:
         """Update a document, or only look at it; True if there is one."""
         if fence.change:
-            return bool(await write_single(self, fence))
+            return bool(await self.write_single(fence))
         query = Query(fence.collection, fence.filter, fields=("_id",))
         return await self.find_one(query) is not None
 
@@ -259,7 +274,7 @@ class Transaction:
         ``DuplicateKeyError``.
         """
         if self.client_session is None:
-            return [await write_single(self, each) for each in statements]
+            return [await self.write_single(each) for each in statements]
         counts: list[int] = []
         for command, _, expected in commands_of(self._database, statements):
             # The driver's own methods create an object for every document of a batch.
@@ -285,10 +300,32 @@ class Transaction:
                 raise RefusedError
         return counts
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        session = self.client_session
-        return {} if session is None else {"session": session}
+    async def write_single(self, statement: Statement) -> int:
+        """Write one statement by the driver's own method, which repeats it once."""
+        database, session = self._database, self.client_session
+        collection = database.collection(statement.collection)
+        if isinstance(statement, Insert):
+            for document in statement.documents:
+                await collection.insert_one(document, session=session)
+            return len(statement.documents)
+        where = database.routed(statement.filter)
+        count: int
+        if isinstance(statement, Delete):
+            delete = collection.delete_many if statement.many else collection.delete_one
+            count = (await delete(where, session=session)).deleted_count
+        else:
+            if _is_whole(statement.change):
+                update = collection.replace_one
+            elif statement.many:
+                update = collection.update_many
+            else:
+                update = collection.update_one
+            change, upsert = statement.change, statement.upsert
+            done = await update(where, change, upsert=upsert, session=session)
+            count = done.matched_count or int(done.upserted_id is not None)
+        if statement.expected not in {None, count}:
+            raise RefusedError
+        return count
 
 
 def needs_no_transaction(statements: Sequence[Statement]) -> bool:
@@ -299,58 +336,33 @@ def needs_no_transaction(statements: Sequence[Statement]) -> bool:
     return not isinstance(statement, Insert) or len(statement.documents) == 1
 
 
-async def write_single(tx: Transaction, statement: Statement) -> int:
-    """Write one statement by the driver's own method, which repeats it once."""
-    count = await _write_by_driver(tx, statement)
-    if not isinstance(statement, Insert) and statement.expected not in {None, count}:
-        raise RefusedError
-    return count
-
-
-async def _write_by_driver(tx: Transaction, statement: Statement) -> int:
-    database, options = tx._database, tx._options  # noqa: SLF001  of this file
-    collection = database.collection(statement.collection)
-    if isinstance(statement, Insert):
-        for document in statement.documents:
-            await collection.insert_one(document, **options)
-        return len(statement.documents)
-    where = database.routed(statement.filter)
-    if isinstance(statement, Delete):
-        delete = collection.delete_many if statement.many else collection.delete_one
-        deleted: int = (await delete(where, **options)).deleted_count
-        return deleted
-    change, options = statement.change, {**options, "upsert": statement.upsert}
-    if _is_whole(change):
-        done = await collection.replace_one(where, change, **options)
-    else:
-        update = collection.update_many if statement.many else collection.update_one
-        done = await update(where, change, **options)
-    return int(done.matched_count) or int(done.upserted_id is not None)
-
-
-async def write_unordered(
-    tx: Transaction, statements: Sequence[Statement]
+async def write_apart(
+    database: Database, statements: Sequence[Statement], time_limit: float | None
 ) -> list[int]:
     """Write statements outside of a transaction, in one command per kind, unordered."""
-    database, options = tx._database, tx._options  # noqa: SLF001  of this file
-    counts: list[int] = []
-    for _, several, expected in commands_of(database, statements):
-        if expected is None:
-            counts.append(await write_single(tx, several[0]))
-            continue
-        writes = [write for each in several for write in _bulk_writes(database, each)]
-        collection = database.collection(several[0].collection)
-        done = await collection.bulk_write(writes, ordered=False, **options)
-        found = (
-            done.inserted_count
-            + done.matched_count
-            + done.upserted_count
-            + done.deleted_count
-        )
-        if found != sum(expected):
-            raise RefusedError
-        counts += expected
-    return counts
+    async with writing_in_time(database, time_limit) as tx:
+        if needs_no_transaction(statements):
+            return [await tx.write_single(*statements)]
+        counts: list[int] = []
+        for _, several, expected in commands_of(database, statements):
+            if expected is None:
+                counts.append(await tx.write_single(*several))
+                continue
+            writes = [it for each in several for it in _bulk_writes(database, each)]
+            collection = database.collection(several[0].collection)
+            done = await collection.bulk_write(
+                writes, ordered=False, session=tx.client_session
+            )
+            found = (
+                done.inserted_count
+                + done.matched_count
+                + done.upserted_count
+                + done.deleted_count
+            )
+            if found != sum(expected):
+                raise RefusedError
+            counts += expected
+        return counts
 
 
 def _bulk_writes(database: Database, statement: Statement) -> list[Any]:

@@ -228,6 +228,7 @@ class Turn:
         with Operation("turn", self.turns.database_name, app_name, session_id):
             backend = await self.turns.backends.backend()
             storage = backend.storage
+            self._storage = storage
             self._lease = storage.lease("sessions", self.key.id, "turn.")
             if not storage.is_mock:
                 least = storage.limits.lease_seconds
@@ -264,7 +265,7 @@ class Turn:
         self.info = self.info._replace(epoch=self._lease.epoch, since=since)
         self.has_open_log = "first_revision" in found
         self.is_held = True
-        self.turns.renewer.add_lease(self._lease)
+        self.turns.renewer.keep_renewing(self._lease)
         if self.has_open_log:  # whoever had the turn before has not released it
             await self._close_abandoned(backend)
         stored = await self._load(backend, self._config)
@@ -307,13 +308,13 @@ class Turn:
     async def _renew_life(self, least: float = 0.0) -> None:
         """Have a session with a ``ttl`` live for that from now on."""
         if self._has_ttl:
-            longer = queries.renewed_life(self._lease.storage, least)
+            longer = queries.renewed_life(self._storage, least)
             await self._update_session(longer)
 
     async def _update_session(self, change: Document | Sequence[Document]) -> None:
         """Update the session's document, unless another has taken the turn over."""
         own = {"_id": self.key.id, queries.TURN_EPOCH: self._lease.epoch}
-        await self._lease.storage.commit(Update("sessions", own, change))
+        await self._storage.commit(Update("sessions", own, change))
 
     async def _load(
         self,
@@ -336,7 +337,7 @@ class Turn:
 
     async def _acquire(self, *, has_waited: bool = False) -> bool:
         """Acquire the turn if it is free, and no later caller interrupts this one."""
-        storage = self._lease.storage
+        storage = self._storage
         self._lease.client_sessions = await storage.client_session_ids()
         where = waiting_line.stored_session_filter(storage, self.key)
         forget = ["stop", "ended"]
@@ -352,7 +353,7 @@ class Turn:
         if self._line.has_waiters(self.key) or await self._acquire():
             return
         if self.interrupts:
-            await request_stop(self._lease.storage, self.key, _INTERRUPTED)
+            await request_stop(self._storage, self.key, _INTERRUPTED)
 
     async def _wait_in_line(self) -> None:
         """Acquire the turn once all who came before in this event loop have had it."""
@@ -366,11 +367,11 @@ class Turn:
                 if await waiter.wait_until_called():
                     await self._acquire(has_waited=True)
                 else:
-                    await request_stop(self._lease.storage, self.key, _INTERRUPTED)
+                    await request_stop(self._storage, self.key, _INTERRUPTED)
 
     async def _overtake(self) -> str:
         """Have those fail who interrupt and have come before; return its token."""
-        storage, token = self._lease.storage, self._lease.token
+        storage, token = self._storage, self._lease.token
         where = waiting_line.stored_session_filter(storage, self.key)
         marking = storage.commit(
             Update("sessions", where, {"$set": {INTERRUPTER: token}})
@@ -381,7 +382,7 @@ class Turn:
 
     async def _busy_error(self) -> TimeoutError:
         """Return the error that names the holder of the turn."""
-        storage = self._lease.storage
+        storage = self._storage
         where = waiting_line.stored_session_filter(storage, self.key)
         session = await storage.find_one(Query("sessions", where, fields=("turn",)))
         if session is None:
@@ -402,7 +403,7 @@ class Turn:
         self.is_held = False
         if self.info.status in {"running", "stopping"}:
             self.set_status("abandoned" if self.has_open_log else "ended")
-        self.turns.renewer.discard_lease(self._lease)
+        self.turns.renewer.stop_renewing(self._lease)
         try:
             await uninterrupted(self._release_turn())
         except (MongoSessionServiceError, TimeoutError) as error:
@@ -415,16 +416,16 @@ class Turn:
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
         backend = await self.turns.backends.backend()
-        self._lease.storage = backend.storage
+        self._storage = self._lease.storage = backend.storage
         await self._renew_life()
         if self.info.status == "abandoned":  # whoever can close its log is to have it
-            gone = ("renewed_at", "holder.client_sessions", "stop")
-            await self._lease.release_lease(gone=gone)
+            await self._lease.expire(forget=["stop"])
         else:
             forget = ["stop", "resumed"]
             if not self.has_open_log:
                 forget.append("first_revision")
-            await self._lease.release_lease(encode_turn(self.info), forget=forget)
+            ended = {"ended": encode_turn(self.info)}
+            await self._lease.release(ended, forget=forget)
 
 
 async def request_stop(storage: Storage, key: SessionKey, reason: str | None) -> bool:

@@ -175,11 +175,11 @@ async def test_many_leases_of_long_ids_are_renewed(
     await sessions.insert_many(stored)
     renewer = LeaseRenewer()
     for each in held:
-        renewer.add_lease(each)
+        renewer.keep_renewing(each)
     fresh = {"turn.renewed_at": {"$gt": LONG_AGO}}
     async with asyncio.timeout(60):
         while await sessions.count_documents(fresh) < len(held):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     for each in held:
-        renewer.discard_lease(each)
+        renewer.stop_renewing(each)
     await renewer.end_thread()

@@ -62,7 +62,7 @@ async def test_the_renewer_outlives_a_failure(monkeypatch: pytest.MonkeyPatch) -
     renewer, held = LeaseRenewer(), Lease(cast("Any", storage), "leases", "name")
     renewer._held = _TornOnce()  # noqa: SLF001
 
-    renewer.add_lease(held)
+    renewer.keep_renewing(held)
     assert await asyncio.to_thread(is_renewed.wait, 5)
-    renewer.discard_lease(held)
+    renewer.stop_renewing(held)
     await renewer.end_thread()
