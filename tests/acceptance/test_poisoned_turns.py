@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from google.adk.events import Event
 from support.forks import FORKS
+from support.function_calls import open_calls
 from support.poisoned_turns import APP, DEAD, POISON, USER, begin, recover
 from support.scripted_model import texts_of
 
@@ -54,8 +54,3 @@ async def test_a_poisonous_turn_takes_no_other_with_it(
         assert not open_calls(session.events)
     (turn,) = await service.find_turns(status="failed")
     assert (turn.session_id, turn.reason) == (POISON, "its process died")
-
-
-def open_calls(events: list[Event]) -> set[str | None]:
-    calls = {each.id for event in events for each in event.get_function_calls()}
-    return calls - {it.id for event in events for it in event.get_function_responses()}

@@ -34,3 +34,9 @@ def responded(name: str, turn: str = "theirs", id_: str | None = "") -> Event:
         invocation_id=turn,
         content=types.Content(role="user", parts=parts),
     )
+
+
+def open_calls(events: list[Event]) -> set[str | None]:
+    """Ids of the calls in a log that have no response."""
+    calls = {each.id for event in events for each in event.get_function_calls()}
+    return calls - {it.id for event in events for it in event.get_function_responses()}

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App, ResumabilityConfig
 from google.adk.events import Event
 from google.adk.runners import Runner
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.limits(
     recovery_seconds=0.05, lease_seconds=0.5, lease_renewal_seconds=0.1
 )
 
+STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 QUESTION = Event(author="user", invocation_id="died", content=said("What time is it?"))
 ANSWER = Event(
     author="agent",
@@ -57,7 +59,9 @@ async def begin_next(service: MongoSessionService, runner: Runner) -> None:
 async def recover(
     service: MongoSessionService, runner: Runner, *, resume: bool = False
 ) -> None:
-    recovering = asyncio.create_task(service.recover_turns(runner, resume=resume))
+    recovering = asyncio.create_task(
+        service.recover_turns(runner, resume=resume, run_config=STREAMED)
+    )
     while await service.find_turns():
         assert not recovering.done()
     recovering.cancel()
@@ -108,6 +112,10 @@ async def test_an_answer_that_is_missing_is_marked_where_it_was_to_be(
         assert [texts_of(each.content) for each in later if each.content] == [
             ["It is late."]
         ]
+        assert {each.invocation_id for each in later} == {"died"}
+        assert runner.agent.model.is_streaming  # type: ignore[union-attr]
+        (session,) = admin[database].sessions.find()
+        assert session["turn"].keys() == {"epoch", "ended"}
     shown = await asked(service, "")
     assert "cut off" in shown["events"][1]["errorMessage"]
 

@@ -15,6 +15,7 @@ from google.adk.events import Event
 from google.adk.runners import Runner
 from pydantic import BaseModel, ValidationError
 from pymongo import MongoClient
+from support.function_calls import open_calls
 from support.one_session import IDS, authors, read
 from support.scripted_model import ScriptedModel, call, said
 from support.subscriptions import until
@@ -36,13 +37,6 @@ def runner_of(service: MongoSessionService, *script: Any, tool: Any) -> Runner:
 
 async def start(service: MongoSessionService, runner: Runner) -> RunningTurn:
     return await service.start_turn(runner, **OWNER, new_message=said("hi"))
-
-
-async def open_calls(service: MongoSessionService) -> set[str | None]:
-    """Ids of the calls in the log that have no response."""
-    events = (await read(service)).events
-    calls = {each.id for event in events for each in event.get_function_calls()}
-    return calls - {it.id for event in events for it in event.get_function_responses()}
 
 
 async def raise_it() -> None:
@@ -77,7 +71,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_failure(
 
     (turn,) = await service.find_turns(status="failed")
     assert turn.error_type == "CancelledError"
-    assert await open_calls(service) == set()
+    assert open_calls((await read(service)).events) == set()
     assert sum("failed with CancelledError" in it.message for it in caplog.records) == 1
 
 
@@ -90,7 +84,7 @@ async def test_a_request_is_not_cancelled_by_its_agent(
     running = service.run_turn(runner, **OWNER, new_message=said("hi"))
     with pytest.raises(MongoSessionServiceError, match="nobody had stopped"):
         [event async for event in running]
-    assert await open_calls(service) == set()
+    assert open_calls((await read(service)).events) == set()
 
 
 class Refusal(Exception):  # noqa: N818  an application's own

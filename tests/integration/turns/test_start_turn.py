@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
-from google.adk.apps import App
-from google.adk.apps.app import ResumabilityConfig
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
-from google.adk.models import BaseLlm, LlmRequest, LlmResponse
+from google.adk.models import BaseLlm, LlmResponse
 from google.adk.runners import Runner
 from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
-from pydantic import PrivateAttr
 from pymongo import MongoClient
 from support.abandoned_turns import abandon_turn
+from support.function_calls import open_calls
 from support.one_session import IDS, read
 from support.scripted_model import ScriptedModel, call, said
+from support.spoken_model import SpokenModel
 
 from mongo_session_service import (
     InvalidInputError,
@@ -57,28 +55,6 @@ def response(text: str, *, partial: bool | None = None) -> LlmResponse:
     return LlmResponse(content=content, partial=partial)
 
 
-class SilentModel(BaseLlm):
-    """A model that says two words and then nothing more."""
-
-    model: str = "silent"
-    _is_silent: asyncio.Event = PrivateAttr(default_factory=asyncio.Event)
-
-    async def generate_content_async(
-        self,
-        llm_request: LlmRequest,  # noqa: ARG002
-        stream: bool = False,  # noqa: ARG002, FBT001, FBT002  ADK's signature
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Yield two pieces, and never end."""
-        yield response("Well, ", partial=True)
-        yield response("I", partial=True)
-        self._is_silent.set()
-        await asyncio.Event().wait()
-
-    async def fell_silent(self) -> None:
-        """Wait until both pieces were said."""
-        await self._is_silent.wait()
-
-
 async def start(
     service: MongoSessionService, runner: Runner, text: str = "hi", **options: Any
 ) -> RunningTurn:
@@ -96,6 +72,13 @@ def texts(events: list[Event]) -> list[str]:
         for part in event.content.parts or []
         if part.text
     ]
+
+
+async def heard_all(running: RunningTurn) -> None:
+    """Read until the model has said both words, after which it says nothing more."""
+    async for event in running:
+        if "I" in "".join(texts([event])):
+            break
 
 
 async def test_an_answer_survives_its_readers(service: MongoSessionService) -> None:
@@ -143,16 +126,9 @@ async def test_a_failure_is_raised_to_all_that_wait(
     ]
     (turn,) = await service.find_turns(status="failed")
     assert (turn.epoch, turn.error_type) == (1, "ZeroDivisionError")
-    assert await open_calls(service) == set()
+    assert open_calls((await read(service)).events) == set()
     again = await start(service, runner, "again")
     assert texts(await again.result()) == ["sorry"]
-
-
-async def open_calls(service: MongoSessionService) -> set[str | None]:
-    """Ids of the calls in the log that have no response."""
-    events = (await read(service)).events
-    calls = {each.id for event in events for each in event.get_function_calls()}
-    return calls - {it.id for event in events for it in event.get_function_responses()}
 
 
 @pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated")
@@ -162,14 +138,15 @@ async def test_a_stop_ends_the_agent_and_keeps_the_partial_answer(
 ) -> None:
     """Also of a model that answers no more, below an agent that ignores the signal."""
     await service.create_session(**IDS)
-    model = SilentModel()
+    model = SpokenModel()
+    model.say("Well, ", "I")
     runner = runner_of(service, model)
     if is_sequential:
         agent = LlmAgent(name="agent", model=model)
         root = SequentialAgent(name="root", sub_agents=[agent])
         runner = Runner(agent=root, app_name=IDS["app_name"], session_service=service)
     running = await start(service, runner)
-    await model.fell_silent()
+    await heard_all(running)
     (turn,) = await service.find_turns(app_name="app")
     assert (turn.status, turn.epoch) == ("running", 1)
 
@@ -206,7 +183,7 @@ async def test_any_process_can_stop_a_turn(
         await running.result()
         assert not await other.stop_turn(**IDS)
 
-    assert await open_calls(service) == set()
+    assert open_calls((await read(service)).events) == set()
     (turn,) = await service.find_turns(status="stopped")
     assert turn.reason == "from elsewhere"
 
@@ -216,9 +193,10 @@ async def test_a_turn_may_interrupt_the_one_before(
 ) -> None:
     """The new message is answered after the stopped turn was sealed."""
     await service.create_session(**IDS)
-    model = SilentModel()
+    model = SpokenModel()
+    model.say("Well, ", "I")
     first = await start(service, runner_of(service, model), keep_partial_answer=False)
-    await model.fell_silent()
+    await heard_all(first)
     scripted = runner_of(service, ScriptedModel(script=["here"]))
     second = await start(service, scripted, "listen", interrupt=True)
     await second.result()
@@ -237,9 +215,10 @@ async def test_a_turn_that_was_taken_over_ends(
 ) -> None:
     """Its model is not paid for what nobody can store."""
     await service.create_session(**IDS)
-    model = SilentModel()
+    model = SpokenModel()
+    model.say("Well, ", "I")
     running = await start(service, runner_of(service, model))
-    await model.fell_silent()
+    await heard_all(running)
     admin[database].sessions.update_one({}, {"$unset": {"turn.holder": ""}})
     async with second.turn(**IDS) as session:
         with pytest.raises(LeaseLostError, match="was taken over"):
@@ -261,63 +240,26 @@ async def test_the_next_turn_closes_an_abandoned_one(
     model = ScriptedModel(script=[call("ask_person"), "wait please"])
     tool = LongRunningFunctionTool(ask_person)
     await (await start(service, runner_of(service, model, tool))).result()
-    waiting = await open_calls(service)
+    waiting = open_calls((await read(service)).events)
     await abandon_turn(service, database, admin)
     (turn,) = await service.find_turns()
     assert turn.status == "abandoned"
 
     async with service.turn(**IDS) as session:
         assert session.events[-1].error_code == SEALED
-    assert await open_calls(service) == waiting
+    assert open_calls((await read(service)).events) == waiting
     async with service.turn(**IDS) as session:
         assert [it.error_code for it in session.events].count(SEALED) == 1
-
-
-@pytest.mark.limits(recovery_seconds=0.05, lease_seconds=1.0, lease_renewal_seconds=0.2)
-async def test_abandoned_turns_are_recovered_and_resumed(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """Streaming as it did; nothing of it is left for the session's later turns."""
-    await service.create_session(**IDS)
-    model = ScriptedModel(script=["the tool failed"])
-    agent = LlmAgent(name="agent", model=model)
-    app = App(
-        name="app",
-        root_agent=agent,
-        resumability_config=ResumabilityConfig(is_resumable=True),
-    )
-    runner = Runner(app=app, session_service=service)
-    await abandon_turn(service, database, admin)
-
-    await recover(service, runner)
-    assert model.is_streaming
-    events = (await read(service)).events
-    assert texts(events) == ["the tool failed"]
-    assert [event.error_code for event in events].count(SEALED) == 1
-    assert {event.invocation_id for event in events} == {"died"}
-
-    session = admin[database].sessions.find_one({})
-    assert session is not None
-    assert session["turn"].keys() == {"epoch", "ended"}
-
-
-async def recover(service: MongoSessionService, runner: Runner) -> None:
-    """Recover turns until all have ended."""
-    recovering = asyncio.create_task(
-        service.recover_turns(runner, resume=True, run_config=STREAMED)
-    )
-    while await service.find_turns(app_name="app"):
-        assert not recovering.done()
-    recovering.cancel()
 
 
 async def test_closing_stops_running_turns(mongodb_uri: str, database: str) -> None:
     """After the grace, and with closing events in the log."""
     service = MongoSessionService(mongodb_uri, database=database)
     await service.create_session(**IDS)
-    model = SilentModel()
+    model = SpokenModel()
+    model.say("Well, ", "I")
     running = await start(service, runner_of(service, model))
-    await model.fell_silent()
+    await heard_all(running)
     await service.close(grace=0.1)
 
     assert running.is_done
