@@ -6,18 +6,20 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models import BaseLlm, LlmRequest, LlmResponse
 from google.adk.runners import Runner
 from google.genai import types
 from pydantic import Field
 from typing_extensions import override
 
-from mongo_session_service import Branch, MongoSessionService
+from mongo_session_service import Branch, MongoSessionService, RunningTurn
 from support.one_session import IDS
 from support.scripted_model import conversation_in, said, texts_of
 
 OWNER = {name: IDS[name] for name in ("app_name", "user_id")}
 ROOT = IDS["session_id"]
+STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 
 
 class EchoModel(BaseLlm):
@@ -44,6 +46,25 @@ class EchoModel(BaseLlm):
 def runner_of(service: MongoSessionService, model: BaseLlm, **agent: Any) -> Runner:
     agent_ = LlmAgent(name="agent", model=model, **agent)
     return Runner(agent=agent_, app_name=IDS["app_name"], session_service=service)
+
+
+async def start(
+    service: MongoSessionService,
+    model: BaseLlm,
+    text: str = "hi",
+    *,
+    ids: dict[str, str] = IDS,
+    **options: Any,
+) -> RunningTurn:
+    """Begin a turn in which an agent with this model is asked; it streams."""
+    return await service.start_turn(
+        runner_of(service, model),
+        user_id=ids["user_id"],
+        session_id=ids["session_id"],
+        new_message=said(text),
+        run_config=STREAMED,
+        **options,
+    )
 
 
 async def ask(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.genai import types
@@ -22,11 +21,11 @@ from support.conversations import (
     family,
     runner_of,
     shown,
+    start,
     talk,
     texts,
 )
 from support.one_session import IDS
-from support.scripted_model import said
 from support.spoken_model import SpokenModel
 from support.subscriptions import Follower
 from support.transfers import exported, imported
@@ -36,8 +35,6 @@ from mongo_session_service import (
     MongoSessionService,
     MongoSessionServiceError,
 )
-
-STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 
 
 async def test_a_message_is_edited_on_a_branch(service: MongoSessionService) -> None:
@@ -212,13 +209,7 @@ async def test_a_running_turn_is_stopped_first(service: MongoSessionService) -> 
     (first,) = await talk(service, "one")
     model = SpokenModel()
     model.say("well")
-    running = await service.start_turn(
-        runner_of(service, model),
-        user_id=IDS["user_id"],
-        session_id=ROOT,
-        new_message=said("two"),
-        run_config=STREAMED,
-    )
+    running = await start(service, model, "two")
     async for event in running:
         second = event.invocation_id
         break

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from google.adk.agents import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App, ResumabilityConfig
 from google.adk.events import Event
 from google.adk.runners import Runner
 from google.genai import types
 from pymongo import MongoClient
 from support.abandoned_turns import abandon_turn
+from support.conversations import STREAMED
 from support.http_paths import SESSION, app_of
 from support.one_session import IDS, read
 from support.scripted_model import ScriptedModel, said, texts_of
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.limits(
     recovery_seconds=0.05, lease_seconds=0.5, lease_renewal_seconds=0.1
 )
 
-STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 QUESTION = Event(author="user", invocation_id="died", content=said("What time is it?"))
 ANSWER = Event(
     author="agent",

@@ -10,18 +10,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.runners import Runner
 from google.adk.tools import ToolContext
 from pymongo import MongoClient
+from support.conversations import runner_of, start
 from support.raw_search import traces_of
 from support.scripted_model import ScriptedModel, call, said
 from support.spoken_model import SpokenModel
 from support.subscriptions import until
-from test_partials import STREAMED, read_until, spoken
+from test_partials import read_until, spoken
 
-from mongo_session_service import MongoSessionService, RunningTurn, Subscription
+from mongo_session_service import MongoSessionService, Subscription
 from mongo_session_service.testing import Limits
 from mongo_session_service.turns.running_turns import GONE_SECONDS
 
@@ -40,16 +39,6 @@ async def elsewhere(
     """The service of another server, which shares nothing but the database."""
     async with MongoSessionService(mongodb_uri, database=database) as service:
         yield service
-
-
-async def start(
-    service: MongoSessionService, model: SpokenModel, **ids: str
-) -> RunningTurn:
-    agent = LlmAgent(name="agent", model=model)
-    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
-    return await service.start_turn(
-        runner, **(OWNER | ids), new_message=said("hi"), run_config=STREAMED
-    )
 
 
 def watch(service: MongoSessionService, **options: Any) -> Subscription:
@@ -92,7 +81,7 @@ async def test_a_turn_ends_with_its_session_and_leaves_nothing(
     model = SpokenModel()
     await service.create_session(**IDS)
     async with watch(elsewhere) as changes:
-        running = await start(service, model)
+        running = await start(service, model, ids=IDS)
         talking = asyncio.create_task(chatter(model))
         while (await anext(changes)).kind != "partial":
             pass
@@ -121,7 +110,7 @@ async def test_a_turn_ends_when_its_session_expires(
     """At its time, though nobody has removed it yet."""
     model = SpokenModel()
     await service.create_session(**IDS)
-    running = await start(service, model)
+    running = await start(service, model, ids=IDS)
     model.say("overheard")
     await until(lambda: admin[database].partials.count_documents({}) > 1)
     began = time.time()
@@ -142,7 +131,7 @@ async def test_what_was_deleted_can_be_stopped_until_it_has_ended(
         mongodb_uri, database=database, _limits=limits
     ) as service:
         await service.create_session(**IDS)
-        running = await start(service, model)
+        running = await start(service, model, ids=IDS)
         await service.delete_session(**IDS)
         assert await service.stop_turn(**IDS)
         with pytest.raises(SessionNotFoundError):
@@ -165,8 +154,7 @@ async def test_a_stubborn_agent_delays_nobody(
 
     await service.create_session(**IDS)
     model = ScriptedModel(script=[call("ignore_all"), "Late."])
-    agent = LlmAgent(name="agent", model=model, tools=[ignore_all])
-    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+    runner = runner_of(service, model, tools=[ignore_all])
     running = await service.start_turn(runner, **OWNER, new_message=said("go"))
     await until(lambda: model.requests)
     await elsewhere.delete_session(**IDS)
@@ -193,8 +181,7 @@ async def test_a_tool_may_erase_the_user_it_works_for(
 
     await service.create_session(**IDS, state={"user:name": "Ada"})
     model = ScriptedModel(script=[call("forget_me"), "Bye."])
-    agent = LlmAgent(name="agent", model=model, tools=[forget_me])
-    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+    runner = runner_of(service, model, tools=[forget_me])
     with pytest.raises(SessionNotFoundError):
         async for _ in service.run_turn(runner, **OWNER, new_message=said("go")):
             pass
@@ -212,7 +199,7 @@ async def test_a_session_made_anew_has_nothing_of_the_former_one(
     """Neither a word nor a status, for early and late readers, of it and of its app."""
     former, model = SpokenModel(), SpokenModel()
     await service.create_session(**IDS)
-    first = await start(service, former)
+    first = await start(service, former, ids=IDS)
     former.say("former ")
     async with watch(elsewhere) as changes:
         await read_until(changes, "former ")
@@ -224,7 +211,7 @@ async def test_a_session_made_anew_has_nothing_of_the_former_one(
             if not is_at_once:
                 with pytest.raises(SessionNotFoundError):
                     await first.result()
-            second = await start(elsewhere, model)
+            second = await start(elsewhere, model, ids=IDS)
             assert second.epoch == first.epoch
             former.say("more words ")
             model.say("mine")
@@ -265,7 +252,7 @@ async def test_a_former_turn_that_was_cut_off_hides_no_later_one(
     await service.create_session(**IDS)
     admin[database].sessions.update_one({}, {"$set": {"turn.epoch": 7}})
     async with elsewhere.watch(IDS["app_name"], partials=True) as broad:
-        cut_off = await start(service, model)
+        cut_off = await start(service, model, ids=IDS)
         assert cut_off.epoch == 8
         model.say("former")
         await read_until(broad, "former")
@@ -274,7 +261,7 @@ async def test_a_former_turn_that_was_cut_off_hides_no_later_one(
         with pytest.raises(SessionNotFoundError):
             await cut_off.result()
         model = SpokenModel()
-        running = await start(service, model)
+        running = await start(service, model, ids=IDS)
         model.say("mine")
         await read_until(broad, "mine")
     await running.stop()
@@ -289,7 +276,7 @@ async def test_a_late_reader_receives_no_text_whose_beginning_is_gone(
     """It expires after ten minutes: the text comes whole; who has it, goes on."""
     model = SpokenModel()
     await service.create_session(**IDS)
-    running = await start(service, model)
+    running = await start(service, model, ids=IDS)
     partials = admin[database].partials
     async with watch(elsewhere) as early:
         model.say("one ")

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from pymongo import MongoClient
-from support.conversations import runner_of
+from support.conversations import runner_of, start
 from support.http_paths import SESSION, app_of
 from support.http_server import serving
 from support.one_session import IDS, read
-from support.scripted_model import said, texts_of
+from support.scripted_model import texts_of
 from support.spoken_model import SpokenModel
 from support.subscriptions import until
 from support.waiters import in_line
@@ -29,18 +29,6 @@ PATIENCE = 0.75 * WAIT
 """Seconds in which all is over: less than any of them would wait."""
 
 quick_stops = pytest.mark.limits(stop_poll_seconds=0.05, abort_seconds=0.05)
-
-
-async def start(
-    service: MongoSessionService, model: SpokenModel, text: str, **options: Any
-) -> RunningTurn:
-    return await service.start_turn(
-        runner_of(service, model),
-        user_id=IDS["user_id"],
-        session_id=IDS["session_id"],
-        new_message=said(text),
-        **options,
-    )
 
 
 async def interrupt(

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from google.adk.events import Event
 from support.consumers import take
-from support.conversations import runner_of
+from support.conversations import runner_of, start
 from support.one_session import IDS, authors, read
-from support.scripted_model import said
 from support.spoken_model import SpokenModel
 from support.waiters import in_line
 
@@ -78,12 +77,7 @@ async def test_a_living_process_keeps_its_turns_and_consumers(
     ):
         await holder.create_session(**IDS)
         model = SpokenModel()
-        running = await holder.start_turn(
-            runner_of(holder, model),
-            user_id=IDS["user_id"],
-            session_id=IDS["session_id"],
-            new_message=said("well?"),
-        )
+        running = await start(holder, model)
         reader = holder.consumer("c")
         await take(reader, 1)
 

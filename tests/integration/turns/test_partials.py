@@ -9,14 +9,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
-from google.adk.runners import Runner
 from pymongo import MongoClient
 from support.abandoned_turns import abandon_turn
+from support.conversations import start
 from support.failpoints import failing, victim_uri
 from support.one_session import IDS
-from support.scripted_model import said
 from support.spoken_model import SpokenModel
 from support.subscriptions import change_streams, until
 
@@ -24,9 +21,6 @@ from mongo_session_service import Change, MongoSessionService, RunningTurn, Subs
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.partials import partial_document
 from mongo_session_service.testing import Limits
-
-OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
-STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 
 
 @pytest.fixture
@@ -48,14 +42,6 @@ async def running(service: MongoSessionService, model: SpokenModel) -> RunningTu
     """A turn in which the model is asked something."""
     await service.create_session(**IDS)
     return await start(service, model)
-
-
-async def start(service: MongoSessionService, model: SpokenModel) -> RunningTurn:
-    agent = LlmAgent(name="agent", model=model)
-    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
-    return await service.start_turn(
-        runner, **OWNER, new_message=said("hi"), run_config=STREAMED
-    )
 
 
 def watch(service: MongoSessionService, **options: Any) -> Subscription:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.adk.agents import LlmAgent
-from google.adk.runners import Runner
 from pymongo import MongoClient
+from support.conversations import start
 from support.encryption_hooks import CANARY
 from support.raw_search import traces_of
-from support.scripted_model import said
 from support.spoken_model import SpokenModel
 from support.subscriptions import until
-from test_partials import STREAMED
 
 from mongo_session_service import MongoSessionService
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
-OWNER = {"user_id": "user", "session_id": "s"}
 
 
 async def test_the_pieces_of_a_redacted_event_are_nowhere(
@@ -25,11 +21,8 @@ async def test_the_pieces_of_a_redacted_event_are_nowhere(
 ) -> None:
     """Neither while its turn goes on, nor after its end; the next answer is heard."""
     model = SpokenModel()
-    agent = LlmAgent(name="agent", model=model)
-    runner = Runner(agent=agent, app_name="app", session_service=service)
     await service.create_session(**IDS)
-    start = {"new_message": said("hi"), "run_config": STREAMED}
-    running = await service.start_turn(runner, **OWNER, **start)
+    running = await start(service, model)
     model.say(f"{CANARY} ", CANARY, thought=True)
     model.say(f"{CANARY} ", CANARY)
     await until(lambda: "partials" in traces_of(CANARY, admin, database))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, SequentialAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
 from google.adk.models import BaseLlm, LlmResponse
@@ -18,6 +17,7 @@ from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
 from pymongo import MongoClient
 from support.abandoned_turns import abandon_turn
+from support.conversations import STREAMED
 from support.function_calls import open_calls
 from support.one_session import IDS, read
 from support.scripted_model import ScriptedModel, call, said
@@ -32,7 +32,6 @@ from mongo_session_service import (
 from mongo_session_service.turns.turn import turns_filter
 
 OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
-STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
 SEALED = "INVOCATION_ABORTED"
 
 

@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.runners import Runner
 from support.cancel_points import disturbed_at
+from support.conversations import start
 from support.one_session import IDS
-from support.scripted_model import said
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import (
@@ -24,17 +22,6 @@ EVERY = 150
 """More points than a start has."""
 
 LIMITS = Limits(abort_seconds=0.01)
-
-
-async def start(service: MongoSessionService) -> RunningTurn:
-    agent = LlmAgent(name="agent", model=SpokenModel())  # which never answers
-    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
-    return await service.start_turn(
-        runner,
-        user_id=IDS["user_id"],
-        session_id=IDS["session_id"],
-        new_message=said("hi"),
-    )
 
 
 some_or_every = pytest.mark.parametrize(
@@ -92,7 +79,7 @@ async def test_a_start_is_counted_or_refused_wherever_it_is(
             ends: asyncio.Future[RunningTurn] = starting,
         ) -> None:
             try:
-                ends.set_result(await start(it))
+                ends.set_result(await start(it, SpokenModel()))
             except MongoSessionServiceError as error:
                 ends.set_exception(error)
 
@@ -119,11 +106,11 @@ async def test_a_start_is_refused_wherever_a_close_is(
     loop = asyncio.get_running_loop()
     for point in points:
         closed = MongoSessionService(mongodb_uri, database=database, _limits=LIMITS)
-        await start(closed)
+        await start(closed, SpokenModel())  # which never answers
         starting: list[asyncio.Task[RunningTurn]] = []
 
         def begin(_: object, it: MongoSessionService = closed) -> None:
-            starting.append(loop.create_task(start(it)))  # noqa: B023
+            starting.append(loop.create_task(start(it, SpokenModel())))  # noqa: B023
 
         got_there = await disturbed_at(closed.close(grace=0), point, begin)
         if not got_there:

@@ -9,9 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.runners import Runner
 from pymongo import MongoClient
+from support.conversations import runner_of
 from support.one_session import IDS, authors, read
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
@@ -69,8 +68,7 @@ async def test_an_answer_that_takes_longer_is_stored(
     """Of run_turn as of start_turn."""
     model = SpokenModel()
     await hasty.create_session(**IDS)
-    agent = LlmAgent(name="agent", model=model)
-    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=hasty)
+    runner = runner_of(hasty, model)
 
     async def answered() -> None:
         if is_paced:

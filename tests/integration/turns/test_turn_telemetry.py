@@ -5,22 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
-from google.adk.models import BaseLlm
-from google.adk.runners import Runner
-from google.genai import types
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import StatusCode
 from pymongo import MongoClient
 from support.abandoned_turns import abandon_turn
+from support.conversations import start
 from support.one_session import IDS
 from support.otel_recorder import Recording, recording
 from support.scripted_model import ScriptedModel
 from support.spoken_model import SpokenModel
 
-from mongo_session_service import MongoSessionService, RunningTurn
+from mongo_session_service import MongoSessionService
 
 TURN = "mongo_session_service.turn"
 
@@ -34,18 +30,6 @@ def database(new_database: str) -> str:
 @pytest.fixture
 def recorded() -> Recording:
     return recording()
-
-
-async def start(service: MongoSessionService, model: BaseLlm) -> RunningTurn:
-    """A turn of the session in which an agent with this model is asked."""
-    agent = LlmAgent(name="agent", model=model)
-    return await service.start_turn(
-        Runner(agent=agent, app_name=IDS["app_name"], session_service=service),
-        user_id=IDS["user_id"],
-        session_id=IDS["session_id"],
-        new_message=types.UserContent("question-canary"),
-        run_config=RunConfig(streaming_mode=StreamingMode.SSE),
-    )
 
 
 def ancestors(span: ReadableSpan, spans: list[ReadableSpan]) -> list[ReadableSpan]:
@@ -66,7 +50,7 @@ async def test_a_turn_is_a_span_between_its_caller_and_its_agent(
     model = SpokenModel()
     before = len(recorded.all_spans())
     with trace.get_tracer("app").start_as_current_span("request") as request:
-        running = await start(service, model)
+        running = await start(service, model, "question-canary")
     assert recorded.count(database, f"{TURN}.running {{turn}}") == 1
     model.say("answer-canary")
     model.end_answer()
@@ -128,7 +112,7 @@ async def test_abandoned_turns_and_partial_writes_are_counted(
     await abandon_turn(service, database, admin)
     model = SpokenModel()
     for texts in (["It ", "is "], ["late."]):
-        running = await start(service, model)
+        running = await start(service, model, "question-canary")
         model.say(*texts)
         model.end_answer()
         await running.result()
