@@ -8,8 +8,9 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import Session
 from playwright.async_api import Page, Route, expect
-from support.http_server import may_read, serving, until
+from support.http_server import may_read, serving
 from support.live_pages import KEY, hide, of, reveal, revisions, say
+from support.subscriptions import until
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app

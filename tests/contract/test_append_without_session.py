@@ -9,18 +9,11 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
-from google.adk.sessions import Session
 from support.function_calls import called, responded
+from support.one_session import IDS as KEY
+from support.one_session import read
 
 from mongo_session_service import InvalidInputError, MongoSessionService
-
-KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
-
-
-async def read(ours: MongoSessionService) -> Session:
-    found = await ours.get_session(**KEY)
-    assert found is not None
-    return found
 
 
 async def test_an_event_is_appended_to_the_stored_log(
@@ -39,17 +32,6 @@ async def test_an_event_is_appended_to_the_stored_log(
     assert stored.events[-1] == event
     assert stored.state == {"k": 1, "kept": 1, "user:u": 2**70, "app:a.$": 3}
     assert stored.last_update_time == event.timestamp
-
-
-async def test_many_at_once_lose_nothing(ours: MongoSessionService) -> None:
-    """Webhooks that arrive together are stored one after another, once each."""
-    await ours.create_session(**KEY)
-    events = [Event(author="hook") for _ in range(12)]
-
-    await asyncio.gather(*(ours.append(**KEY, event=each) for each in events))
-
-    stored = await read(ours)
-    assert sorted(each.id for each in stored.events) == sorted(it.id for it in events)
 
 
 async def test_a_webhook_that_is_sent_twice(ours: MongoSessionService) -> None:

@@ -49,20 +49,3 @@ async def test_a_user_is_erased(ours: MongoSessionService) -> None:
     )
     new = await ours.create_session(app_name=APP, user_id="ada", session_id="1")
     assert (new.state, new.events) == ({"app:k": APP}, [])
-
-
-async def test_an_app_is_erased(ours: MongoSessionService) -> None:
-    """All of its users and its state go; other apps stay."""
-    await fill(ours, APP)
-    other = await fill(ours, APP + "2")
-
-    erased = await ours.delete_app(app_name=APP)
-
-    assert erased == Erased(8, 8, 4, 1, 0, 0)
-    assert await stored(ours, APP) == []
-    assert len(await stored(ours, APP + "2")) == 8
-    found = await ours.get_session(app_name=APP + "2", user_id="bob", session_id="2")
-    assert found is not None
-    assert found.events == other["bob"][1].events
-    assert found.state == {"k": "bob", "user:k": "bob", "app:k": APP + "2"}
-    assert (await ours.create_session(app_name=APP, user_id="bob")).state == {}

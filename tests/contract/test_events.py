@@ -155,17 +155,6 @@ async def test_appending_after_a_partial_read(sessions: BaseSessionService) -> N
     assert texts(await read(sessions)) == ["1", "2"]
 
 
-async def test_a_listed_session_can_be_appended_to(
-    sessions: BaseSessionService,
-) -> None:
-    """What list_sessions returns is current enough to append to."""
-    await sessions.append_event(await create(sessions), Event(author="1"))
-    (listed,) = (await sessions.list_sessions(app_name=APP)).sessions
-    await sessions.append_event(listed, Event(author="2"))
-
-    assert texts(await read(sessions)) == ["1", "2"]
-
-
 async def test_an_event_delivered_again_is_stored_once(
     sessions: BaseSessionService,
 ) -> None:

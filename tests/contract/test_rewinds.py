@@ -7,15 +7,9 @@ from typing import Any
 from google.adk.agents import LlmAgent
 from google.adk.events import Event, EventActions
 from google.adk.runners import Runner
-from google.adk.sessions import BaseSessionService, Session
-
-KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
-
-
-async def read(sessions: BaseSessionService) -> Session:
-    found = await sessions.get_session(**KEY)
-    assert found is not None
-    return found
+from google.adk.sessions import BaseSessionService
+from support.one_session import IDS as KEY
+from support.one_session import read
 
 
 async def turn(sessions: BaseSessionService, name: str, **delta: Any) -> None:
@@ -26,10 +20,10 @@ async def turn(sessions: BaseSessionService, name: str, **delta: Any) -> None:
 
 async def rewind(sessions: BaseSessionService, before: str) -> None:
     runner = Runner(
-        agent=LlmAgent(name="agent"), app_name="my_app", session_service=sessions
+        agent=LlmAgent(name="agent"), app_name="app", session_service=sessions
     )
     await runner.rewind_async(
-        user_id="user-1", session_id="s", rewind_before_invocation_id=before
+        user_id="user", session_id="s", rewind_before_invocation_id=before
     )
 
 

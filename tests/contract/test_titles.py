@@ -109,28 +109,19 @@ async def titles_found(service: MongoSessionService) -> list[str | None]:
     return [each.title for each in page.sessions]
 
 
-async def test_a_delta_without_metadata_keeps_the_title(
-    ours: MongoSessionService,
-) -> None:
-    """Other appends leave a title as it is, one with many keys as well."""
-    await ours.create_session(**SESSION, title="A")
-
-    await rename(ours, {"k": 1})
-    await rename(ours, {f"k{number}": 1 for number in range(600)})
-
-    assert (await titles(ours))[:3] == ("A", "A", 1)
-
-
-async def test_many_keys_change_the_title_as_well(ours: MongoSessionService) -> None:
-    """A rename among hundreds of keys counts, and so does the end of a title."""
+async def test_deltas_of_few_and_of_many_keys(ours: MongoSessionService) -> None:
+    """Without a name they keep the title; a rename, or its end, counts among them."""
     many = {f"k{number}": 1 for number in range(600)}
     await ours.create_session(**SESSION, title="A")
 
-    await rename(ours, {**many, **named("B")})
-    assert (await titles(ours))[:3] == ("B", "B", 1)
-
-    await rename(ours, {**many, KEY: None})
-    assert (await titles(ours))[:3] == (None, None, 0)
+    for delta, title in (
+        ({"k": 1}, "A"),
+        (many, "A"),
+        ({**many, **named("B")}, "B"),
+        ({**many, KEY: None}, None),
+    ):
+        await rename(ours, delta)
+        assert (await titles(ours))[:3] == (title, title, 1 if title else 0)
 
 
 async def test_a_rewind_undoes_renames_of_the_log(ours: MongoSessionService) -> None:

@@ -12,6 +12,8 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from support.fake_clock import Clock
 from support.function_calls import called, responded
+from support.one_session import IDS as KEY
+from support.one_session import read
 
 from mongo_session_service import (
     InvalidInputError,
@@ -20,7 +22,6 @@ from mongo_session_service import (
 )
 from mongo_session_service.sessions import trim
 
-KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 INITIAL = {"a": 0, "b": "initial", "user:u": 0}
 SHARED = {"user:u": 3, "app:p": 3}
 
@@ -48,12 +49,6 @@ def state_after(revision: int) -> dict[str, Any]:
     for number in range(1, revision + 1):
         state |= {"n": number, f"k{number % 3}": 2**70}
     return state
-
-
-async def read(ours: MongoSessionService) -> Session:
-    found = await ours.get_session(**KEY)
-    assert found is not None
-    return found
 
 
 async def interrupted(*_: Any) -> int:
@@ -89,7 +84,7 @@ async def test_old_events_go_and_state_stays(
     assert log == list(enumerate(kept, 7))
     backwards = [each async for each in ours.iter_events(**KEY, newest_first=True)]
     assert backwards == log[::-1]
-    of_user = ours.iter_user_events(app_name="my_app", user_id="user-1")
+    of_user = ours.iter_user_events(app_name="app", user_id="user")
     assert [each async for each in of_user] == [("s", *each) for each in log]
     assert await ours.get_event(**KEY, event_id="e6") is None
     assert await ours.get_event(**KEY, event_id="e7") == kept[0]
@@ -98,7 +93,7 @@ async def test_old_events_go_and_state_stays(
         assert past is not None
         assert past.events == session.events[6:revision]
         assert past.state == {**state_after(revision), **padding}
-    page = await ours.find_sessions(app_name="my_app")
+    page = await ours.find_sessions(app_name="app")
     assert [(each.revision, each.log_begins) for each in page.sessions] == [(10, 6)]
     assert await ours.trim_session(**KEY, keep_last=4) == 6 - removed
 
@@ -116,36 +111,6 @@ async def test_revisions_before_the_cut_are_refused(ours: MongoSessionService) -
             await ours.fork_session(**KEY, at_revision=revision)
     with pytest.raises(InvalidInputError, match="was never at 11"):
         await ours.get_session_at(**KEY, revision=11)
-
-
-async def test_a_trimmed_session_lives_on(ours: MongoSessionService) -> None:
-    """Who has loaded it may append; it is forked, trimmed again, deleted and made anew.
-
-    Forks begin where it begins, and are as independent as others.
-    """
-    before = await fill(ours)
-    await ours.trim_session(**KEY, keep_last=4)
-
-    await ours.append_event(before, event(11))
-    assert (await read(ours)).events == before.events[6:]
-    for revision in (6, 8, None):
-        fork = await ours.fork_session(**KEY, at_revision=revision)
-        assert fork.events == before.events[6 : 11 if revision is None else revision]
-        assert fork.state == state_after(11 if revision is None else revision)
-        await ours.append_event(fork, event(12))
-        key = {**KEY, "session_id": fork.id}
-        past = await ours.get_session_at(**key, revision=6)
-        assert past is not None
-        assert past.state == state_after(6)
-        assert await ours.trim_session(**key, keep_last=1) == len(fork.events) - 1
-    assert await ours.trim_session(**KEY, keep_last=2) == 3
-    assert await ours.trim_session(**KEY, keep_last=2) == 0
-    await ours.delete_session(**KEY)
-    await fill(ours, 2)
-    past = await ours.get_session_at(**KEY, revision=0)
-    assert past is not None
-    assert past.state == state_after(0)
-    assert len((await read(ours)).events) == 2
 
 
 async def test_the_criteria(ours: MongoSessionService) -> None:
@@ -271,5 +236,5 @@ async def test_counts_are_of_events_that_are_there(ours: MongoSessionService) ->
     assert (await ours.prune()).events == 4
     await fill(ours)
     await ours.trim_session(**KEY, keep_last=3)
-    erased = await ours.delete_user(app_name="my_app", user_id="user-1")
+    erased = await ours.delete_user(app_name="app", user_id="user")
     assert (erased.sessions, erased.events) == (1, 3)

@@ -129,15 +129,3 @@ async def test_a_body_that_lost_its_turn_appends_nothing(
     stored = await ours.get_session(**IDS)
     assert stored is not None
     assert [event.author for event in stored.events] == ["next"]
-
-
-async def test_a_cancelled_waiter_is_passed_over(ours: MongoSessionService) -> None:
-    """It keeps neither its turn nor its place."""
-    async with asyncio.timeout(60):
-        tasks = [asyncio.create_task(answer(ours, name)) for name in "abc"]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        await asyncio.wait(tasks)
-
-    assert tasks[1].cancelled()
-    assert await answer(ours, "d") == ["a?", "a!", "c?", "c!", "d?", "d!"]

@@ -160,23 +160,6 @@ async def test_appends_renew_the_time_to_live(ours: MongoSessionService) -> None
     assert await ids(ours) == []
 
 
-@pytest.mark.parametrize("is_text", [False, True])
-async def test_appends_leave_a_fixed_end(
-    ours: MongoSessionService, *, is_text: bool
-) -> None:
-    """A session with an expire_time is gone then, whatever is appended."""
-    clock = Clock.set()
-    end = datetime.fromtimestamp(clock.now + 10, UTC)
-    expire_time = end.isoformat() if is_text else end
-    session = await ours.create_session(**SESSION, expire_time=expire_time)
-    clock.now += 9
-    await ours.append_event(session, Event(author="x"))
-
-    clock.now += 1
-
-    assert await ids(ours) == []
-
-
 @pytest.mark.parametrize(("before", "after"), [(10, 100), (100, 10), (None, 10)])
 async def test_appends_renew_a_time_to_live_that_was_changed_meanwhile(
     ours: MongoSessionService, before: float | None, after: float
@@ -226,7 +209,8 @@ async def test_an_end_may_be_put_in_place_of_another(
 
     clock.now += 19
     await ours.append_event(session, Event(author="x"))
-    await ours.update_session(**SESSION, title="T")
+    shown = await ours.update_session(**SESSION, title="T")
+    assert (shown.ttl, shown.expire_time) == (None, clock.now + 1)
     assert await ids(ours) == ["s"]
     shown = await ours.update_session(**SESSION, ttl=5)
     assert (shown.ttl, shown.expire_time) == (5, clock.now + 5)

@@ -134,8 +134,7 @@ _OF_SEALED = dict.fromkeys(
         "test_a_new_session_has_one_title",
         "test_each_side_renames",
         "test_a_display_name_that_is_no_title_is_stored_as_state",
-        "test_a_delta_without_metadata_keeps_the_title",
-        "test_many_keys_change_the_title_as_well",
+        "test_deltas_of_few_and_of_many_keys",
         "test_a_rename_without_an_event_is_in_no_log",
         "test_a_rewind_undoes_renames_of_the_log",
     ),
@@ -163,40 +162,3 @@ BACKENDS = (
     Backend("mongomock-motor", _mongomock, _OF_MOCK),
 )
 OURS = BACKENDS[1:]
-
-
-@contextlib.asynccontextmanager
-async def _rebasing(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
-    service = MongoSessionService(uri, database=database, on_conflict="rebase")
-    async with service:
-        yield service
-
-
-@contextlib.asynccontextmanager
-async def _rebasing_sealed(
-    uri: str, database: str
-) -> AsyncIterator[BaseSessionService]:
-    service = MongoSessionService(
-        uri, database=database, on_conflict="rebase", **SEALED
-    )
-    async with service:
-        yield service
-
-
-@contextlib.asynccontextmanager
-async def _rebasing_mock(_uri: str, database: str) -> AsyncIterator[BaseSessionService]:
-    yield MongoSessionService(
-        client=AsyncMongoMockClient(),
-        database=database,
-        transactions=False,
-        on_conflict="rebase",
-    )
-
-
-FOR_SECOND_WRITERS = (
-    Backend("adk-in-memory", _in_memory),
-    Backend("uri", _rebasing),
-    Backend("sealed", _rebasing_sealed),
-    Backend("mongomock-motor", _rebasing_mock),
-)
-"""Those that refuse nobody for what others have appended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
@@ -34,6 +35,12 @@ async def take(consumer: Consumer, count: int, *, commit: bool = False) -> list[
             if commit:
                 await consumer.commit()
     return changes
+
+
+async def run(consumer: Consumer, handler: Any, **options: Any) -> int:
+    """Run it to its end; how many dead letters it has kept."""
+    async with asyncio.timeout(PATIENCE):
+        return await consumer.run(handler, **options)
 
 
 async def begun(service: MongoSessionService) -> None:

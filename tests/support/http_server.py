@@ -153,13 +153,6 @@ async def may_read(_: Request, *, action: str, **__: object) -> bool:
     return action in {"read", "list"}
 
 
-async def until(condition: Any) -> None:
-    """Return once it holds, asking again as other tasks go on; fail if that is long."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110  nothing signals it
-            await asyncio.sleep(0.01)
-
-
 def unread(url: str, path: str) -> socket.socket:
     """A client that asks for something and reads nothing."""
     address = urlsplit(url)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from google.adk.sessions import Session
-
-from mongo_session_service import MongoSessionService
+from google.adk.sessions import BaseSessionService, Session
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
 
 
-async def read(service: MongoSessionService) -> Session:
+async def read(service: BaseSessionService) -> Session:
     """It, as a service reads it."""
     found = await service.get_session(**IDS)
     assert found is not None

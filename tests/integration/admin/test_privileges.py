@@ -298,18 +298,6 @@ async def test_privileges_of_the_feed_suffice_to_measure_the_oplog(
                 await asyncio.sleep(0.01)
 
 
-def test_setup_names_the_privileges_it_lacks(server: Secured) -> None:
-    """It fails in one line, which names the remedy."""
-    server.grant(needs(["sessions"], "cli"))
-
-    told = run("setup", server.uri(), "--database", "cli")
-
-    assert told.returncode == 1
-    (line,) = told.stderr.splitlines()
-    assert line.startswith("Error: MongoDB refused 'create")
-    assert "`mongo-session-service grants` prints" in line
-
-
 def test_the_server_accepts_the_printed_role(server: Secured) -> None:
     """``grants --json`` prints it, without asking a server."""
     options = ["--database", "cli", "--prefix", PREFIX, "--role", "printed", "--json"]

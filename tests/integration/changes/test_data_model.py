@@ -151,30 +151,3 @@ async def test_the_log_and_the_initial_state_rebuild_a_session(
     found = await service.get_session(**OWN, session_id="first")
     assert found is not None
     assert different(own, {k: v for k, v in found.state.items() if ":" not in k}) == {}
-
-
-async def test_names_are_escaped_as_documented(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """In state, not in events; and whole only where there is no other way."""
-    session = await service.create_session(**OWN, session_id="s", state={"a.b": 1})
-    for delta in ({"a.b": {"a.b": 2**70}}, {"\0": 1, "k": 2}, {"\ud800": 1}, {"": 1}):
-        await append(service, session, delta)
-
-    stored = admin[database].sessions.find_one()
-    assert stored is not None
-    assert stored["initial_state"] == {"a%2Eb": 1}
-    assert stored["state"] == {
-        "a%2Eb": {"a.b": {"%json": str(2**70)}},
-        "%00": 1,
-        "k": 2,
-        "%uD800": 1,
-        "%": 1,
-    }
-    events = admin[database].events.find().sort("_id", 1)
-    assert [each["event"]["actions"]["state_delta"] for each in events] == [
-        {"a.b": {"a.b": {"%json": str(2**70)}}},
-        {"%json": '{"\\u0000": 1, "k": 2}'},
-        {"%json": b'{"\xed\xa0\x80": 1}'},
-        {"": 1},
-    ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from support.consumers import PATIENCE, append, create, told
+from support.consumers import append, create, run, told
 
 from mongo_session_service import Change, MongoSessionService
 
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.limits(stream_await_seconds=0.05)
 async def caught_up(service: MongoSessionService, **options: Any) -> list[Change]:
     """Return what a run of consumer "c" handles until it has caught up."""
     seen: list[Change] = []
-    async with asyncio.timeout(PATIENCE):
-        await service.consumer("c").run(seen.append, until_caught_up=True, **options)
+    await run(service.consumer("c"), seen.append, until_caught_up=True, **options)
     return seen
 
 
@@ -85,6 +84,5 @@ async def test_changes_after_its_start_do_not_prolong_a_run(
         calls += 1
         await append(service, session)
 
-    async with asyncio.timeout(PATIENCE):
-        await service.consumer("c").run(handler, until_caught_up=True)
+    await run(service.consumer("c"), handler, until_caught_up=True)
     assert calls >= 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
-from support.consumers import PATIENCE, append, create, take, told
+from support.consumers import PATIENCE, append, create, run, take, told
 
 from mongo_session_service import Change, MongoSessionService
 
@@ -20,11 +19,6 @@ async def populate(service: MongoSessionService, **counts: int) -> None:
     """Have sessions with so many events each."""
     for session_id, count in counts.items():
         await append(service, await create(service, session_id), count)
-
-
-async def run(consumer: Any, handler: Any, **options: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler, **options)
 
 
 async def test_sessions_are_handled_at_once_each_in_order(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from support.consumers import PATIENCE, append, create, take, told
+from support.consumers import PATIENCE, append, create, run, take, told
 from support.subscriptions import until
 
 from mongo_session_service import Change, MongoSessionService
@@ -47,8 +47,7 @@ async def test_changes_are_committed_together_unless_they_take_long(
         if change.revision == len(before):
             await consumer.close()
 
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler)
+    await run(consumer, handler)
 
     assert seen == before
     assert await committed(admin, database) == len(before)
@@ -107,8 +106,7 @@ async def test_a_failure_holds_up_no_commit_of_others(
                 await consumer.close()
             raise ValueError
 
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler, max_attempts=2)
+    await run(consumer, handler, max_attempts=2)
 
     assert seen == [None, 1]
 
@@ -127,8 +125,7 @@ async def test_a_commit_in_a_handler_takes_effect_at_once(
         if change.revision == 3:
             await consumer.close()
 
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler)
+    await run(consumer, handler)
 
     assert seen == [None, 2, 2]
 

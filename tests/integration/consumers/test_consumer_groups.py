@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import DuplicateKeyError
-from support.consumers import PATIENCE, append, create
+from support.consumers import append, create, run
 
 from mongo_session_service import (
     Change,
@@ -43,11 +42,6 @@ class Biller:
             await self._consumer.close()
 
 
-async def run(consumer: Consumer, handler: Any, **options: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler, transactional=True, **options)
-
-
 def billed(admin: MongoClient, database: str) -> list[int]:
     return [each["revision"] for each in admin[database].bills.find().sort("_id")]
 
@@ -59,7 +53,7 @@ async def test_changes_of_one_page_share_a_transaction(
     await append(service, await create(service), 10)
     consumer = service.consumer("c")
     biller = Biller(consumer, database, last=10)
-    await run(consumer, biller.bill)
+    await run(consumer, biller.bill, transactional=True)
 
     assert billed(admin, database) == biller.calls == list(range(1, 11))
     assert len(set(biller.transactions)) == 1
@@ -80,7 +74,7 @@ async def test_a_transaction_is_bounded(
     await append(service, await create(service), 3)
     consumer = service.consumer("c")
     biller = Biller(consumer, database, last=3)
-    await run(consumer, biller.bill)
+    await run(consumer, biller.bill, transactional=True)
 
     assert biller.calls == [1, 2, 3]
     assert len(set(biller.transactions)) == 3
@@ -99,7 +93,7 @@ async def test_after_a_failure_each_change_is_alone(
         if change.revision == 3:
             raise ValueError
 
-    await run(consumer, handler, max_attempts=2)
+    await run(consumer, handler, transactional=True, max_attempts=2)
 
     assert biller.calls == [1, 2, 3, 1, 2, 3, 3, 4, 5]
     assert billed(admin, database) == [1, 2, 4, 5]
@@ -124,7 +118,7 @@ async def test_a_handler_that_ignores_an_abort_harms_no_other(
                 return
         await biller.bill(change, txn)
 
-    await run(consumer, handler, max_attempts=1)
+    await run(consumer, handler, transactional=True, max_attempts=1)
 
     assert billed(admin, database) == [2, 3]
     [letter] = [each async for each in consumer.dead_letters()]
@@ -149,6 +143,6 @@ async def test_a_group_committed_unnoticed_is_not_repeated(
 
     monkeypatch.setattr(Storage, "run", committing)
     with pytest.raises(LeaseLostError):
-        await run(consumer, biller.bill)
+        await run(consumer, biller.bill, transactional=True)
 
     assert billed(admin, database) == [1, 2, 3]

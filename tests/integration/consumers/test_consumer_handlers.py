@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
-from support.consumers import PATIENCE, append, begun, create
+from support.consumers import PATIENCE, append, begun, create, run
 from support.failpoints import failing
 
 from mongo_session_service import (
@@ -43,11 +43,6 @@ class Handler:
             await self._consumer.close()
         if change.revision in self._fails_on:
             raise ValueError(f"cannot do {change.revision}")
-
-
-async def run(consumer: Consumer, handler: Any, **options: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler, **options)
 
 
 async def test_a_change_that_fails_every_attempt_becomes_a_dead_letter(

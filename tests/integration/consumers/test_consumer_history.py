@@ -84,29 +84,6 @@ async def test_lost_history_can_be_skipped(
     assert "on_history_lost: skip" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("what", "says"), [("events", "collection 'events'"), ("database", "was dropped")]
-)
-async def test_a_dropped_log_is_history_lost(
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    what: str,
-    says: str,
-) -> None:
-    """A collection, or all of it, that is dropped under a reader is reported."""
-    await append(service, await create(service))
-    async with service.consumer("c") as consumer:
-        await take(consumer, 1, commit=True)
-        reading = asyncio.create_task(take(consumer, 1))
-        if what == "database":
-            admin.drop_database(database)
-        else:
-            admin[database].drop_collection(what)
-        with pytest.raises(HistoryLostError, match=says):
-            await reading
-
-
 @pytest.mark.parametrize("option", ["replay", "skip"])
 async def test_a_reader_survives_a_dropped_database(
     option: OnHistoryLost,
@@ -278,20 +255,3 @@ async def test_a_session_made_anew_amid_its_replay_comes_in_order(
         ("appended", "a", 1),
         *([*anew, rest[-1]] if is_long else [*rest, *anew]),
     ]
-
-
-@pytest.mark.limits(replay_page_events=2)
-async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
-    victim: MongoSessionService, admin: MongoClient
-) -> None:
-    """When MongoDB has forgotten the time a replay reads at, it takes a later one."""
-    session = await create(victim)
-    await append(victim, session, 4)
-    async with victim.consumer("c", app_name=APP) as consumer:
-        await take(consumer, 2, commit=True)
-        await append(victim, session)
-        with failing(admin, "aggregate", times=1, errorCode=239):
-            changes = await take(consumer, 3)
-
-    assert told(changes) == [("s", 3), ("s", 4), ("s", 5)]
-    assert {each.user_id for each in changes} == {USER}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient, UpdateOne
-from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
+from support.consumers import APP, PATIENCE, append, begun, create, run, take, told
 from support.failpoints import failing, is_at
 from support.subscriptions import SESSION, until
 
@@ -33,7 +33,7 @@ async def test_closing_the_service_lets_a_handler_finish(
     assert running.done() or await running is None
     [status] = await service.consumers()
     assert not status.is_active
-    session = await service.get_session(app_name=APP, user_id=USER, session_id="s")
+    session = await service.get_session(**SESSION)
     assert session is not None
     await append(service, session)
     async with service.consumer("c") as other:
@@ -71,8 +71,7 @@ async def bury(service: MongoSessionService, error: Exception, last: int) -> Non
             await consumer.close()
         raise error
 
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler, max_attempts=1)
+    await run(consumer, handler, max_attempts=1)
 
 
 async def test_two_replays_of_a_dead_letter_handle_it_once(
@@ -288,7 +287,6 @@ async def test_a_session_made_anew_is_handled_like_another(
             handled.append((change.kind, change.event and change.event.id))
             await consumer.close()  # noqa: B023  called in this pass
 
-        async with asyncio.timeout(PATIENCE):
-            await consumer.run(handler, transactional=transactional)
+        await run(consumer, handler, transactional=transactional)
     one = [[("created", None), ("appended", it), ("deleted", None)] for it in ids]
     assert handled == [*one[0], *one[1], *one[2]]

@@ -84,16 +84,6 @@ async def test_uncommitted_changes_are_delivered_again(
         assert told(await take(consumer, 2)) == [("s", 4), ("s", 5)]
 
 
-async def test_names_do_not_share_anything(service: MongoSessionService) -> None:
-    """What one consumer commits does not concern another."""
-    await append(service, await create(service), 2)
-
-    async with service.consumer("a") as one, service.consumer("b") as other:
-        await take(one, 2, commit=True)
-
-        assert told(await take(other, 2)) == [("s", 1), ("s", 2)]
-
-
 async def test_an_apps_checkpoint_is_no_other_apps(
     service: MongoSessionService,
 ) -> None:

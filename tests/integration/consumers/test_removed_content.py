@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from support.consumers import PATIENCE
+from support.consumers import run
 from support.encryption_hooks import CANARY
 from support.raw_search import traces_of
 from support.waiting import say
@@ -62,8 +61,7 @@ async def test_what_is_removed_between_two_attempts_is_not_kept(
             raise ValueError
 
     options = MODES[mode] | {"max_attempts": 4, "until_caught_up": True}
-    async with asyncio.timeout(PATIENCE):
-        kept = await service.consumer("c").run(handler, **options)
+    kept = await run(service.consumer("c"), handler, **options)
 
     assert kept == (how == "redacted")
     assert [CANARY in each for each in told[:2]] == [True, True]
@@ -94,8 +92,7 @@ async def test_what_was_removed_while_a_consumer_was_away_is_not_kept(
             raise ValueError
 
     options = MODES[mode] | {"max_attempts": 1, "until_caught_up": True}
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(handler, **options)
+    await run(consumer, handler, **options)
 
     assert "appended" in seen
     assert traces_of(CANARY, admin, database) == []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
-from support.consumers import APP, PATIENCE, USER, append, create, take
+from support.consumers import APP, USER, append, create, run, take
 
 from mongo_session_service import Change, MongoSessionService
 from mongo_session_service.sessions import trim
@@ -93,8 +92,7 @@ async def test_a_snapshot_whose_handler_fails(service: MongoSessionService) -> N
             raise ValueError
 
     consumer = service.consumer("c")
-    async with asyncio.timeout(PATIENCE):
-        await consumer.run(fails, max_attempts=1)
+    await run(consumer, fails, max_attempts=1)
     async with service.consumer("c") as consumer:
         (letter,) = [each async for each in consumer.dead_letters()]
         replayed: list[Change] = []

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.events import Event
-from pymongo import MongoClient
-from support.consumers import begun, take
 from support.fake_clock import Clock
 from support.limits import NO_SWEEP
-from support.long_sessions import left_in, store_long_session
 from support.subscriptions import (
     APP,
     ID,
     IDS,
-    PATIENCE,
     SESSION,
     USER,
     Follower,
@@ -28,7 +21,6 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import append
 from mongo_session_service.testing import Limits
 
@@ -146,42 +138,6 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
         await service.wait_for(**SESSION, revision=0)
 
 
-@pytest.mark.limits(removed_events=10, sweep_interval=math.inf)
-async def test_a_pruned_session_is_delivered_once(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """Each expired session, long or short, is ``deleted`` once; others stay."""
-    clock = Clock.behind(100)
-    await service.create_session(**IDS, session_id="kept", state={"user:u": 1}, ttl=999)
-    await service.create_session(**IDS, session_id="short", ttl=10)
-    await store_long_session(service, admin, database, SessionKey(APP, USER, ID), 35)
-    await service.update_session(**SESSION, ttl=10)
-    clock.catch_up()
-    seen: list[Pruned] = []
-    async with (
-        asyncio.timeout(PATIENCE),
-        service.watch(APP, USER) as changes,
-        service.consumer("c", start="now") as consumer,
-    ):
-        reading = asyncio.create_task(take(consumer, 3))
-        await begun(service)
-        pruned = await asyncio.gather(*(service.prune(seen.append) for _ in range(3)))
-        last = await service.create_session(**IDS)
-        told = [await anext(changes) for _ in range(3)]
-
-        for each in (told, await reading):
-            deleted, created = each[:2], each[2]
-            assert {each.kind for each in deleted} == {"deleted"}
-            assert {each.session_id for each in deleted} == {"short", ID}
-            assert (created.kind, created.session_id) == ("created", last.id)
-
-    assert sum(each.sessions for each in pruned) == 2
-    assert sum(each.events for each in pruned) == 35
-    assert set(pruned) <= set(seen)
-    assert left_in(admin, database) == {"sessions": 2, "events": 0}
-    assert await service.get_user_state(**IDS) == {"u": 1}
-
-
 async def test_a_time_to_live_that_changes_back_makes_no_append_stale(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,28 +158,3 @@ async def test_a_time_to_live_that_changes_back_makes_no_append_stale(
     assert found is not None
     assert found.events == session.events
     assert len(found.events) == 1
-
-
-@pytest.mark.limits(sweep_interval=math.inf)
-async def test_a_prune_and_appends_at_once(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """A session is appended to or removed, whole, however the two meet."""
-    for number in range(20):
-        clock = Clock.behind(100)  # the writer's, for which it has not expired
-        session = await service.create_session(**IDS, session_id=str(number), ttl=10)
-        _, appended = await asyncio.gather(
-            service.prune(),
-            service.append_event(session, new_event()),
-            return_exceptions=True,
-        )
-
-        found = await service.get_session(**IDS, session_id=str(number))
-        if isinstance(appended, SessionNotFoundError):
-            assert found is None
-        else:
-            assert isinstance(appended, Event)
-            assert found is None or found.events == [appended]
-        clock.catch_up()
-        await service.prune()
-        assert left_in(admin, database) == {"sessions": 0, "events": 0}

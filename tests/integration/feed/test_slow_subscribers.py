@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from support.subscriptions import (
@@ -19,7 +18,6 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import (
-    InvalidInputError,
     MongoSessionService,
     SlowSubscriberError,
 )
@@ -103,14 +101,6 @@ async def test_unread_changes_are_bounded_in_bytes(
     assert neighbour.revisions == follower.revisions == {"app/user/s": [1, 2, 3]}
 
 
-async def test_a_limit_of_bytes_is_a_number(service: MongoSessionService) -> None:
-    """Nothing else is accepted for one."""
-    wrong: list[Any] = [0, -1, True, None, "1", 1.5]
-    for max_bytes in wrong:
-        with pytest.raises(InvalidInputError, match="max_bytes"):
-            service.watch(APP, max_bytes=max_bytes)
-
-
 async def test_close_is_immediate(service: MongoSessionService) -> None:
     """A waiting reader sees the end at once; what was left unread is let go."""
     session = await service.create_session(**SESSION)
@@ -127,19 +117,6 @@ async def test_close_is_immediate(service: MongoSessionService) -> None:
             await follower.until(lambda: follower.told)
         unread.close()
         assert await anext(unread, "the end") == "the end"
-
-
-async def test_closed_subscriptions_are_forgotten(service: MongoSessionService) -> None:
-    """The feed keeps nothing of a subscription that is closed, however it was."""
-    await service.create_session(**SESSION)
-    for arguments in ((), (APP,), (APP, USER), (APP, USER, ID)) * 5:
-        async with service.watch(*arguments):
-            pass
-
-    # Who is let in now is let in after the others were let out.
-    async with service.watch():
-        assert service.feed_stats().subscriptions == 1
-    assert service.feed_stats().queue_depth == 0
 
 
 async def test_closing_the_service_ends_subscriptions(

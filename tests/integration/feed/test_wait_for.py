@@ -50,17 +50,6 @@ async def test_a_revision_to_come(service: MongoSessionService) -> None:
     assert await waiting == await stored_state(service) == {"n": 3, "app:n": 2}
 
 
-async def test_a_read_after_a_write(
-    service: MongoSessionService, mongodb_uri: str, database: str
-) -> None:
-    """Another process that waits for a write's revision reads what was written."""
-    async with MongoSessionService(mongodb_uri, database=database) as other:
-        session = await service.create_session(**SESSION)
-        for number in range(1, 10):
-            await service.append_event(session, new_event(n=number))
-            assert await other.wait_for(**SESSION, revision=number) == {"n": number}
-
-
 @pytest.mark.parametrize("scope", ["", "app_", "user_"])
 async def test_a_predicate_sees_state_that_others_set(
     service: MongoSessionService, scope: str

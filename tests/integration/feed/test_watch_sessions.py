@@ -198,6 +198,7 @@ async def test_a_session_that_is_not_stored(
         ({**SESSION, "after_revision": "1"}, "after_revision"),
         ({**SESSION, "after_revision": True}, "after_revision"),
         ({**SESSION, "after_revision": 2**63}, "after_revision"),
+        *(({"max_bytes": it}, "max_bytes") for it in (0, -1, True, None, "1", 1.5)),
     ],
 )
 def test_arguments_that_name_nothing(arguments: dict[str, Any], named: str) -> None:

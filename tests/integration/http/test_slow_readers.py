@@ -13,8 +13,9 @@ import pytest
 from google.adk.events import Event
 from google.genai import types
 from support.http_paths import CHANGES, EVENTS, SESSION, USER, app_of
-from support.http_server import PATIENCE, Client, serving, unread, until
+from support.http_server import PATIENCE, Client, serving, unread
 from support.subscriptions import SESSION as IDS
+from support.subscriptions import until
 
 from mongo_session_service import Change, MongoSessionService
 

@@ -17,8 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 from support import http_paths
 from support.failpoints import failing, victim_uri
 from support.http_paths import CHANGES, app_of
-from support.http_server import PATIENCE, Client, serving, unread, until
-from support.subscriptions import SESSION, new_event
+from support.http_server import PATIENCE, Client, serving, unread
+from support.subscriptions import SESSION, new_event, until
 from support.tcp_proxy import Proxy
 
 from mongo_session_service import MongoSessionService

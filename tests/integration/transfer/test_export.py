@@ -187,10 +187,6 @@ async def test_a_deleted_event_stops_an_export(
     assert not list(tmp_path.glob("*"))
 
 
-def cut(lines: list[bytes]) -> list[bytes]:
-    return lines[:-2]
-
-
 async def test_an_export_can_be_looked_at(
     service: MongoSessionService, tmp_path: Path
 ) -> None:
@@ -209,30 +205,17 @@ async def test_an_export_can_be_looked_at(
     assert json.loads(text.splitlines()[1])["session"]["state"] == {odd: odd}
 
 
-def cut_in_a_line(lines: list[bytes]) -> list[bytes]:
-    return [*lines[:9], lines[9][:20]]
-
-
-def swap(lines: list[bytes]) -> list[bytes]:
-    return [lines[0], *[each for each in lines if b'"event"' in each[:9]]]
-
-
-def miscount(lines: list[bytes]) -> list[bytes]:
-    return [*lines[:9], *lines[10:]]
-
-
-def go_on(lines: list[bytes]) -> list[bytes]:
-    return [*lines, lines[-1]]
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut, "line 34: the file ends here"),
-        (cut_in_a_line, "line 10: it is not valid JSON"),
-        (swap, "line 2: an event has to follow its session"),
-        (miscount, "line 35: the file should hold"),
-        (go_on, "line 37: the file had ended before"),
+        (lambda it: it[:-2], "line 34: the file ends here"),
+        (lambda it: [*it[:9], it[9][:20]], "line 10: it is not valid JSON"),
+        (
+            lambda it: [it[0], *[each for each in it if b'"event"' in each[:9]]],
+            "line 2: an event has to follow its session",
+        ),
+        (lambda it: [*it[:9], *it[10:]], "line 35: the file should hold"),
+        (lambda it: [*it, it[-1]], "line 37: the file had ended before"),
     ],
 )
 async def test_errors_of_damaged_files_name_the_line(

@@ -76,24 +76,6 @@ async def test_a_move_goes_on_after_it_was_broken_off(
     assert await differences(old, service) == []
 
 
-async def test_leftovers_of_an_interrupted_move_are_replaced(
-    old: InMemorySessionService,
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """Events of a session that never came to exist are replaced, not added to."""
-    await break_off(old, service, 5)
-    stored = admin[database].events
-    assert stored.count_documents({}) == 4
-    stored.update_one({"_id.revision": 2}, {"$set": {"event.author": "changed"}})
-
-    await moved(old, service)
-
-    assert stored.count_documents({}) == 24
-    assert await differences(old, service) == []
-
-
 async def test_a_large_session_with_an_early_conflict_is_left_alone(
     old: InMemorySessionService,
     service: MongoSessionService,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -40,25 +39,6 @@ def test_a_missing_driver_names_the_extra(
 
     with pytest.raises(SourceError, match=r"'mongo-session-service\[sql\]'"):
         SqlSource(url)
-
-
-@pytest.mark.release
-def test_a_missing_greenlet_is_named() -> None:
-    """SQLAlchemy imports without it, and needs it when an engine is made."""
-    program = (
-        "import sys; sys.modules['greenlet'] = None;"
-        "from mongo_session_service.transfer import SqlSource;"
-        "SqlSource('sqlite:///x')"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-
-    assert done.stderr.splitlines()[-1].endswith(
-        "This database needs the package 'greenlet':"
-        " pip install greenlet, or 'mongo-session-service[sql]'."
-    )
 
 
 @pytest.mark.parametrize("name", ["app_states", "user_states", "sessions", "events"])

@@ -144,33 +144,29 @@ def row(*cells: str) -> dict[str, Text]:
     return dict(zip(("APP", "WHY"), map(styled, cells), strict=True))
 
 
-def test_tables_line_up() -> None:
-    """Columns are as wide as their widest cell, in columns of the terminal."""
-    shown = table([row("日本", "x"), row("abc", "y")])
-
-    assert printed(shown, None) == ["APP   WHY", "日本  x", "abc   y"]
-
-
-def test_numbers_are_flush_right() -> None:
-    """So that they can be compared; an id of digits among others is no number."""
-    shown = table([row("abc", "1,204"), row("12", "20.5 kB"), row("3", "0")])
-
-    expected = ["APP      WHY", "abc    1,204", "12   20.5 kB", "3          0"]
-    assert printed(shown, 80) == expected
-
-
-def test_a_column_without_values_is_left_out() -> None:
-    """What no row has takes no room."""
-    shown = table([row("abc", ""), row("de", "")])
-
-    assert printed(shown, 80) == ["APP", "abc", "de"]
-
-
-def test_a_long_text_goes_on_below() -> None:
-    """In a narrow terminal nothing is cut off, and what is short stays on its line."""
-    shown = table([row("abc", "x" * 12)])
-
-    assert printed(shown, 10) == ["APP  WHY", "abc  xxxxx", "     xxxxx", "     xx"]
+@pytest.mark.parametrize(
+    ("rows", "width", "lines"),
+    [
+        ([("日本", "x"), ("abc", "y")], None, ["APP   WHY", "日本  x", "abc   y"]),
+        (
+            [("abc", "1,204"), ("12", "20.5 kB"), ("3", "0")],
+            80,
+            ["APP      WHY", "abc    1,204", "12   20.5 kB", "3          0"],
+        ),
+        ([("abc", ""), ("de", "")], 80, ["APP", "abc", "de"]),
+        (
+            [("abc", "x" * 12)],
+            10,
+            ["APP  WHY", "abc  xxxxx", "     xxxxx", "     xx"],
+        ),
+    ],
+    ids=["wide characters", "numbers", "an empty column", "a narrow terminal"],
+)
+def test_tables_line_up(
+    rows: list[tuple[str, str]], width: int | None, lines: list[str]
+) -> None:
+    """Numbers are flush right, long texts go on below, and no column is empty."""
+    assert printed(table([row(*each) for each in rows]), width) == lines
 
 
 def test_a_pipe_gets_all_of_a_line() -> None:

@@ -108,18 +108,6 @@ def test_events_are_built_as_adk_builds_them(fields: dict[str, Any]) -> None:
     assert type(built.model_copy(deep=True)) is Event
 
 
-def test_plain_events_are_stored_as_they_are() -> None:
-    """An ordinary event is a native document with ADK's field names, unmarked."""
-    event = Event(author="a", content=types.Content(parts=[types.Part(text="hi")]))
-
-    document = stored(event)
-
-    assert document["event"]["author"] == "a"
-    assert document["event"]["content"] == {"parts": [{"text": "hi"}]}
-    assert document["_id"] == {**KEY.id, "revision": 1}
-    assert "wrapped" not in document
-
-
 def test_the_event_is_not_changed_by_encoding() -> None:
     """temp: keys stay in the caller's event until it is stored."""
     event = Event(author="a", actions=EventActions(state_delta={"temp:x": 1, "y": 2}))

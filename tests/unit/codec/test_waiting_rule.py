@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mongo_session_service.codec.waiting_calls import (
-    MAX_NAMED,
-    WaitingCalls,
     waiting_calls,
     waiting_step,
 )
-from mongo_session_service.model.records import WaitingStep
 
 INTERRUPTS = find_spec("google.adk.events._interrupts")
 IDS = ["c1", "c2", "c3", "c4"]
@@ -84,28 +81,3 @@ def test_a_closing_event_answers() -> None:
     closing = Event(author="agent", content=answer, error_code="INVOCATION_ABORTED")
     assert waiting([asked, pending]) == [("c1", "agent")]
     assert waiting([asked, pending, closing]) == []
-
-
-def test_most_events_have_no_effect() -> None:
-    """An answer of the model, a user's message and an ordinary call change nothing."""
-    for each in (
-        Event(author="agent", content=types.ModelContent("Hello")),
-        Event(author="user", content=types.UserContent("Hello")),
-        Event(author="agent", content=types.Content(parts=[call_part("c", "add")])),
-        Event(author="agent", content=types.Content(parts=[response_part("c")])),
-        Event(author="agent"),
-    ):
-        assert not waiting_step(each).has_effect
-
-
-def test_a_hundred_are_named() -> None:
-    """Of more, the ones that wait longest are named, and the others counted."""
-    step = waiting_step(
-        Event(author="agent", long_running_tool_ids={f"{n:03}" for n in range(103)})
-    )
-    found = WaitingCalls.of(waiting_calls([(7, step), (8, WaitingStep())]))
-    assert [each.call_id for each in found.named] == [
-        f"{number:03}" for number in range(MAX_NAMED)
-    ]
-    assert found.more == 3
-    assert {each.revision for each in found.named} == {7}

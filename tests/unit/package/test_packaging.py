@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -128,21 +127,6 @@ def test_licence_is_apache() -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License\n                           Version 2.0," in text
     assert "END OF TERMS AND CONDITIONS" in text
-
-
-def test_package_is_typed() -> None:
-    """The package has the marker by which type checkers trust its annotations."""
-    assert files("mongo_session_service").joinpath("py.typed").is_file()
-
-
-def test_package_holds_its_page() -> None:
-    """The live page is installed together with the code that serves it."""
-    parts = files("mongo_session_service.http").joinpath("static")
-
-    page = parts.joinpath("live.html").read_text("utf-8")
-    assert page.startswith("<!doctype html>")
-    assert parts.joinpath("live.css").is_file()
-    assert parts.joinpath("live.js").is_file()
 
 
 def test_every_named_extra_exists_and_is_named_in_full() -> None:

@@ -7,8 +7,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from support.cancellation import calls
+from support.daily_sample import in_turn
 from support.fast_core import CORE
 from support.fast_core import TESTS as FOLDER
+from support.hostile_values import VALUES, methods, parameters
 
 PACKAGE = Path(__file__).parents[3] / "mongo_session_service"
 TESTS = sorted(Path(__file__).parents[2].rglob("test_*.py"))
@@ -67,3 +70,39 @@ def test_names_in_the_package_are_of_one_thing() -> None:
 
     assert [name for name, n in Counter(files).items() if n > 1] == []
     assert [name for name, n in Counter(classes).items() if n > 1] == []
+
+
+def test_every_method_is_cancelled() -> None:
+    """A new one has a call in tests/support/cancellation, or it waits for nothing."""
+    cases = (*calls.WRITES, *calls.READS, *calls.FOLLOWERS, *calls.CONSUMERS)
+    tried = set().union(*(each.methods for each in cases))
+
+    assert {*calls.methods()} == tried | calls.WAITS_FOR_NOTHING | calls.ENDS_ONLY_SO
+    assert tried.isdisjoint(calls.WAITS_FOR_NOTHING)
+
+
+def test_every_parameter_of_every_public_method_is_fuzzed() -> None:
+    """A new parameter has hostile values, by its name, in support/hostile_values.py."""
+    missing = {
+        f"{name}({each.name}=)"
+        for name, method in methods()
+        for each in parameters(method)
+        if each.name not in VALUES
+    }
+
+    assert missing == set()
+    assert {name for name, _ in methods()} >= {
+        "MongoSessionService.append_event",
+        "MongoSessionService.watch",
+        "Consumer.run",
+    }
+
+
+def test_each_day_has_others_and_each_case_its_day() -> None:
+    """A day's choice is the same wherever it is made; in some weeks all were chosen."""
+    cases = [f"test_of_a_product[{n}]" for n in range(4)]
+    days = [f"2026-03-{day:02}" for day in range(1, 29)]
+    chosen = [in_turn(day, cases)[0] for day in days]
+
+    assert chosen == [in_turn(day, reversed(cases))[0] for day in days]
+    assert {*chosen} == {*cases}
