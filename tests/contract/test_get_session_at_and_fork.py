@@ -106,21 +106,6 @@ async def test_a_fork_goes_on_by_itself(
         assert await ours.get_session(**key) == fork
 
 
-async def test_forks_of_forks(ours: MongoSessionService) -> None:
-    """A fork can be forked, and be read as its source was before it."""
-    await fill(ours)
-    first = await ours.fork_session(**KEY, at_revision=3)
-
-    second = await ours.fork_session(**{**KEY, "session_id": first.id}, at_revision=1)
-
-    assert len({first.id, second.id, "s"}) == 3
-    assert second.state == {**STATES[1], **SHARED}
-    key = {**KEY, "session_id": second.id}
-    found = await ours.get_session_at(**key, revision=0)
-    assert found
-    assert found.state == {**STATES[0], **SHARED}
-
-
 async def test_a_fork_keeps_the_details(ours: MongoSessionService) -> None:
     """Title, labels and time to live are the source's."""
     await ours.create_session(**KEY, title="t", labels={"l": "v"}, ttl=1000)

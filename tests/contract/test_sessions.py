@@ -177,14 +177,6 @@ async def test_list_shows_merged_state_and_no_events(
     }
 
 
-async def test_listing_nothing_is_empty(sessions: BaseSessionService) -> None:
-    """An app or a user without sessions has an empty list."""
-    await sessions.create_session(app_name=APP, user_id=USER)
-
-    assert (await sessions.list_sessions(app_name="other")).sessions == []
-    assert (await sessions.list_sessions(app_name=APP, user_id="x")).sessions == []
-
-
 @pytest.mark.parametrize(
     "id_", ["", " \n", "\ud800", "\0", "x" * 4097], ids=["empty", "blank", *"sxl"]
 )

@@ -99,25 +99,6 @@ async def test_time_runs_out(service: MongoSessionService) -> None:
         await until(lambda: service.feed_stats().subscriptions == 1)
 
 
-async def test_a_cancelled_wait(service: MongoSessionService) -> None:
-    """Cancelling one wait leaves the others waiting."""
-    session = await service.create_session(**SESSION)
-    asked: list[Any] = []
-    waiting = [
-        asyncio.create_task(
-            service.wait_for(**SESSION, revision=1, predicate=asked.append)
-        )
-        for _ in range(5)
-    ]
-    await until(lambda: len(asked) == 5)
-    for task in waiting[1:4]:
-        task.cancel()
-    await service.append_event(session, new_event(n=1))
-
-    assert await waiting[0] == await waiting[4] == {"n": 1}
-    assert all(task.cancelled() for task in waiting[1:4])
-
-
 async def test_a_session_that_is_not_there(service: MongoSessionService) -> None:
     """Unknown, or deleted while waiting: SessionNotFoundError."""
     with pytest.raises(SessionNotFoundError):
