@@ -163,7 +163,7 @@ class ChangeRecord:
 
     def change(self) -> Change:
         """Decode it; a StorageError if this release of ADK, or the hook, cannot."""
-        fields = {"time": self.time, **self._decoded_fields(self.content)}
+        fields = {"time": self.time, **self._decoded_fields()}
         try:
             return self._build_change(fields)
         except ValidationError:  # it may quote what is stored
@@ -176,8 +176,8 @@ class ChangeRecord:
         owner: Document = dict(zip(SessionKey._fields, self.owner, strict=False))
         return Change(**{"kind": self.kind, **owner, **fields})
 
-    def _decoded_fields(self, content: Document) -> Document:
-        hooks, document = self.hooks, content.get("document", {})
+    def _decoded_fields(self) -> Document:
+        hooks, document = self.hooks, self.content.get("document", {})
         fields: Document = {}
         if "event" in document:
             (event,) = documents.decode_events([document], hooks)
@@ -200,7 +200,7 @@ class ChangeRecord:
                 fields |= session.place_as_results()
             case "snapshot":
                 session = self.session
-                shown = documents.show_session(session, content["shared"], hooks)
+                shown = documents.show_session(session, self.content["shared"], hooks)
                 fields = {"revision": session.revision, "time": session.updated}
                 return {"state": shown.state, **fields}
             case "updated":
@@ -208,7 +208,7 @@ class ChangeRecord:
                 fields |= self.session.place_as_results()
             case "state":
                 owner = Owner(*self.owner)
-                fields["state_delta"] = hooks.loaded_state(content["delta"], owner)
+                fields["state_delta"] = hooks.loaded_state(self.content["delta"], owner)
             case "partial" | "turn":
                 epoch, number = document["_id"]["epoch"], document["_id"]["n"]
                 fields["turn"] = decode_turn(self.key, epoch, document)

@@ -58,6 +58,7 @@ from mongo_session_service.storage.tasks import (
     backoff,
     running_loop,
     uninterrupted,
+    wait_at_most,
 )
 from mongo_session_service.storage.transactions import Transaction
 
@@ -251,7 +252,6 @@ class Consumer:
                 once. It is called again if the transaction has to be retried. Changes
                 that were read together share a transaction, for a second at most; if
                 any of them fails, each is handled in its own.
-
             concurrency: For how many changes of different sessions it is called at
                 once. Those of one session come in order; a ``state`` change comes after
                 all before it, and before all after it.
@@ -681,9 +681,7 @@ class Consumer:
             letter.name,
             pause,
         )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause):
-                await self._has_ended.wait()
+        await wait_at_most(pause, self._has_ended)
         return self._has_ended.is_set()
 
 

@@ -191,26 +191,16 @@ class SessionSubscription(Subscription):
             return None
         return Place(self._revision, self._partial, self._create_time).text
 
-    @property
-    def is_following(self) -> bool:
-        """Whether the next change comes from the feed, not from storage."""
-        return self._is_following and not self._waiting
-
-    @property
-    def has_page(self) -> bool:
-        """Whether the next change is here, from storage or from the feed."""
-        return bool(self._waiting)
-
     async def __anext__(self) -> Change:
         while not self._is_closed:
             if self._waiting:
                 return self._deliver(self._waiting.popleft())
             if self._is_gone:
                 break
-            if not self._is_following and self._opened_inbox.has_feed_ended:
-                break  # by the service, which must not be reopened
             if self._is_following:
                 await self._queue_next()
+            elif self._opened_inbox.has_feed_ended:
+                break  # by the service, which must not be reopened
             else:
                 await self._catch_up()
         raise StopAsyncIteration

@@ -97,7 +97,7 @@ async def load_view(
     if after.partial is not None and view.is_complete:
         if "holder" in turn:
             view.past_epoch = turn["epoch"] - 1
-            await _add_partials(view, storage, key, turn, after.partial)
+            await _add_partials(view, storage, after.partial)
         else:
             view.past_epoch = turn.get("epoch", 0)
         view.turn = _last_turn(storage, view.session)
@@ -167,16 +167,10 @@ def _state_changes(stored: Document, hooks: Hooks, time: float) -> Iterator[Chan
         yield change
 
 
-async def _add_partials(
-    view: View,
-    storage: Storage,
-    key: SessionKey,
-    turn: Document,
-    after: tuple[int, int],
-) -> None:
+async def _add_partials(view: View, storage: Storage, after: tuple[int, int]) -> None:
     """Add what the session's running turn has produced."""
-    created = view.session.created
-    partials = queries.partials_of_turn(key, turn["epoch"], created)
+    key, turn = view.session.key, view.session.turn
+    partials = queries.partials_of_turn(key, turn["epoch"], view.session.created)
     wanted = [Query("partials", partials, order=1)]
     if "first_revision" in turn:
         own = queries.events_after(key, turn["first_revision"] - 1)

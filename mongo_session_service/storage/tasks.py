@@ -199,6 +199,13 @@ async def join(
         raise copy(error)  # since raising adds a traceback
 
 
+async def wait_at_most(seconds: float, event: asyncio.Event) -> None:
+    """Wait until an event is set, but no longer than so many seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
 def running_loop() -> asyncio.AbstractEventLoop:
     """Return the running event loop; ``ConfigurationError`` if it is not asyncio's."""
     try:

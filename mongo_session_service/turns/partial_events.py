@@ -40,7 +40,7 @@ from mongo_session_service.sessions import queries
 from mongo_session_service.storage.failures import DUPLICATE_KEY
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Delete, Query
-from mongo_session_service.storage.tasks import keep_running
+from mongo_session_service.storage.tasks import keep_running, wait_at_most
 from mongo_session_service.telemetry import PARTIAL_SIZES, record_size
 from mongo_session_service.turns.waiting_line import load_turn_states
 
@@ -258,9 +258,7 @@ class PartialWriter:
             if self._unwritten:
                 await asyncio.sleep(limits.partial_seconds)
             else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(limits.partial_seconds):
-                        await self._is_last.wait()
+                await wait_at_most(limits.partial_seconds, self._is_last)
 
     async def _write(self, storage: Storage) -> None:
         """Write all that is encoded; after a failure that passes it is kept."""

@@ -53,7 +53,6 @@ from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
 from mongo_session_service.storage.statements import Query, TooLateError, Update
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation
-from mongo_session_service.turns import waiting_line
 from mongo_session_service.turns.closing_events import (
     closing_events_of_abandoned,
     with_reason,
@@ -335,11 +334,14 @@ class Turn:
     def _seconds_left(self) -> float:
         return max(self._started + self._limit - time.monotonic(), 0.0)
 
+    def _stored_filter(self) -> Document:
+        return {"_id": self.key.id, **queries.writable_filter(self._storage)}
+
     async def _acquire(self, *, has_waited: bool = False) -> bool:
         """Acquire the turn if it is free, and no later caller interrupts this one."""
         storage = self._storage
         self._lease.client_sessions = await storage.client_session_ids()
-        where = waiting_line.stored_session_filter(storage, self.key)
+        where = self._stored_filter()
         forget = ["stop", "ended"]
         if self.interrupts and has_waited:
             where[INTERRUPTER] = self._lease.token
@@ -372,7 +374,7 @@ class Turn:
     async def _overtake(self) -> str:
         """Have those fail who interrupt and have come before; return its token."""
         storage, token = self._storage, self._lease.token
-        where = waiting_line.stored_session_filter(storage, self.key)
+        where = self._stored_filter()
         marking = storage.commit(
             Update("sessions", where, {"$set": {INTERRUPTER: token}})
         )
@@ -383,7 +385,7 @@ class Turn:
     async def _busy_error(self) -> TimeoutError:
         """Return the error that names the holder of the turn."""
         storage = self._storage
-        where = waiting_line.stored_session_filter(storage, self.key)
+        where = self._stored_filter()
         session = await storage.find_one(Query("sessions", where, fields=("turn",)))
         if session is None:
             raise await missing_session_error(storage, self.key)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -35,7 +35,7 @@ from mongo_session_service.sessions.reads import missing_session_error
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import lease_is_free
 from mongo_session_service.storage.statements import Query
-from mongo_session_service.storage.tasks import keep_running
+from mongo_session_service.storage.tasks import keep_running, wait_at_most
 
 _AT_ONCE: Final = 10
 """Turns that are acquired at the same time, in one event loop."""
@@ -84,10 +84,6 @@ async def load_turn_states(
     return turns
 
 
-def stored_session_filter(storage: Storage, key: SessionKey) -> Document:
-    return {"_id": key.id, **queries.writable_filter(storage)}
-
-
 class Waiter:
     """One caller in the line."""
 
@@ -129,8 +125,7 @@ class WaitingLine:
         self.acquiring = asyncio.Semaphore(_AT_ONCE)
         """Held while a turn is acquired. The answer to more at once may come late: each
         that has a turn works in this event loop, before those are read that follow."""
-        self._arrivals: WeakValueDictionary[SessionKey, asyncio.Lock]
-        self._arrivals = WeakValueDictionary()
+        self._arrivals = WeakValueDictionary[SessionKey, asyncio.Lock]()
 
     def arrival(self, key: SessionKey) -> asyncio.Lock:
         """Return the lock that each caller holds until it has a turn or is in the line.
@@ -185,10 +180,8 @@ class WaitingLine:
                 self.fail_all(error)
             # So that no process is always the first to look.
             chance = random.uniform(0.5, 1.5)  # noqa: S311  no secret
-            with suppress(TimeoutError):
-                pause = self._storage.limits.turn_poll_seconds * chance
-                async with asyncio.timeout(pause):
-                    await self._has_to_check.wait()
+            pause = self._storage.limits.turn_poll_seconds * chance
+            await wait_at_most(pause, self._has_to_check)
 
     async def _call_waiters(self) -> None:
         """Wake who is first in line for a free turn, or interrupts one that runs."""

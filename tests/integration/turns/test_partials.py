@@ -295,7 +295,7 @@ async def test_no_partial_is_missing_after_the_stream_was_lost(
             await asyncio.to_thread(admin[database].command, killed)
             await asyncio.to_thread(wait_until_hit)
         await until(lambda: victim.feed_stats().resyncs)
-        await until(lambda: changes.is_following)
+        await until(lambda: changes._is_following)  # noqa: SLF001
         model.say("two ")
         said = {"event.content.parts.text": "two "}
         await until(lambda: admin[database].partials.find_one(said))
