@@ -244,17 +244,7 @@ class Backends:
                 opened = self.opened.get(there)
                 host = (opened or self._open_backend(there, stays=True)).storage
                 client = host.client
-            storage = Storage(
-                client,
-                database=self._settings.database,
-                prefix=self._settings.prefix,
-                transactions=self._settings.transactions,
-                hooks=self._settings.hooks,
-                latest=self._latest,
-                clock=self.clock,
-                limits=self._settings.limits,
-                host=host,
-            )
+            storage = Storage(client, self._settings, self._latest, self.clock, host)
             storage.has_event_index = EVENT_ONCE.name not in self._missing
             if stays:
                 closers.append(self._closing(storage))

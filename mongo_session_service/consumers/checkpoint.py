@@ -299,7 +299,7 @@ class Checkpoint:
             await self.storage.commit(Update("leases", mine, change))
 
     async def _write(self, update: Update) -> Document | None:
-        return await _write_repeatably(self.storage, update)
+        return await self.storage.find_and_update(update)
 
     async def _load_own(self, reader: Storage | Transaction) -> Document:
         """Load the checkpoint, if this reader is its latest."""
@@ -345,15 +345,10 @@ async def _load_or_store(
         "position": place and asdict(place),
     }
     named, change = {"_id": settings.name}, {"$setOnInsert": new}
-    stored = await _write_repeatably(
-        storage, Update("checkpoints", named, change, upsert=True)
+    stored = await storage.find_and_update(
+        Update("checkpoints", named, change, upsert=True)
     )
     return stored or {**named, **new}
-
-
-async def _write_repeatably(storage: Storage, update: Update) -> Document | None:
-    """Update one document, repeatedly if need be; return it after the update."""
-    return await storage.find_and_update(update)
 
 
 async def load_log_id(storage: Storage) -> Any:

@@ -27,12 +27,10 @@ from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.records import SHARD_KEY, Document
 from mongo_session_service.storage import clients
-from mongo_session_service.storage.clients import Driver
+from mongo_session_service.storage.clients import ConnectionSettings, Driver
 from mongo_session_service.storage.failures import CLOSED, Effect, repeat
 from mongo_session_service.storage.loop_thread import in_loop_thread
 from mongo_session_service.storage.tasks import uninterrupted
@@ -191,24 +189,17 @@ class Database:
     def __init__(
         self,
         client: Any,
-        *,
-        database: str,
-        prefix: str,
-        transactions: bool,
-        hooks: Hooks = NO_HOOKS,
-        latest: LatestWrite | None = None,
-        clock: ServerClock | None = None,
-        limits: Limits = DEFAULT,
+        settings: ConnectionSettings,
+        latest: LatestWrite,
+        clock: ServerClock,
         host: Self | None = None,
     ) -> None:
-        self.limits = limits
-        self.latest = latest or LatestWrite()
-        self.clock = clock or ServerClock()
-        self.hooks = hooks
-        self.prefix = prefix
-        self.has_transactions = transactions
+        self.limits, self.hooks = settings.limits, settings.hooks
+        self.prefix = settings.prefix
+        self.has_transactions = settings.transactions
+        self.latest, self.clock = latest, clock
         self.has_event_index = True
-        self._name = database
+        self._name = settings.database
         self.connect(client, host)
 
     def connect(self, client: Any, host: Self | None = None) -> None:

@@ -80,8 +80,8 @@ failures, until they can no longer be followed::
     change = await stream.next_change()  # None if there was none for a second
 
 Foreground calls are impatient: what a server turns away is repeated three times, soon.
-Background work and paged reads pass ``patient=True``: they are repeated for a minute,
-after any failure that passes, and what they write must have the same result when it is
+Background work passes ``patient=True``: it is repeated for a minute, as scans are,
+after any failure that passes, and what it writes must have the same result when it is
 written twice. No other room repeats what a failure of the driver has ended.
 
 An attempt to write is finished even if the caller is cancelled; the cancellation is
@@ -222,7 +222,6 @@ class Storage(Database):
         beside: Sequence[Query] = (),
         as_of: Timestamp | None = None,
         not_before: Timestamp | None = None,
-        patient: bool = True,
     ) -> AsyncGenerator[ScannedPage]:
         """Read the documents that match a query on ``_id``, in pages; at least one.
 
@@ -240,12 +239,12 @@ class Storage(Database):
                 as_of=as_of,
                 not_before=not_before,
                 whole=False,
-                patient=patient,
+                patient=True,
             )
             *others, documents = answer
             if not documents and not answer.is_whole:  # the reply is full of the others
                 answer = await self.read(
-                    query, as_of=answer.as_of, whole=False, patient=patient
+                    query, as_of=answer.as_of, whole=False, patient=True
                 )
                 (documents,) = answer
             is_last = answer.is_whole and len(documents) < (query.limit or 0)
@@ -258,7 +257,6 @@ class Storage(Database):
         *statements: Statement,
         time_limit: float | None = None,
         attempts: int | None = None,
-        patient: bool = False,
         atomic: bool = True,
     ) -> list[int]:
         """Write statements; return how many documents each has matched or inserted.
@@ -277,12 +275,11 @@ class Storage(Database):
             def attempt(database: Database) -> Awaitable[list[int]]:
                 return uninterrupted(write_apart(database, statements, time_limit))
 
-            return await self.repeat(attempt, Effect.UNKNOWN, patient=patient)
+            return await self.repeat(attempt, Effect.UNKNOWN)
         return await self.run(
             lambda tx: tx.write(*statements),
             time_limit=time_limit,
             attempts=attempts,
-            patient=patient,
             kept=self.client_sessions,
         )
 

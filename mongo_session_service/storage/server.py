@@ -130,7 +130,8 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
     if hello.get("isreplicaset"):
         message = "The replica set is not initiated: call rs.initiate() on it once."
         raise ConfigurationError(message)
-    if transactions and is_standalone(hello):
+    is_mongos = hello.get("msg") == "isdbgrid"
+    if transactions and "setName" not in hello and not is_mongos:
         message = (
             "This MongoDB server is a standalone: it has no transactions, so an event"
             " and its state could be torn apart. Run it as a replica set (a single"
@@ -164,16 +165,6 @@ async def check_product(storage: Storage, hello: dict[str, Any]) -> None:
             " cannot do without. Use MongoDB 5.0 or newer, on Atlas or as a replica"
             " set."
         )
-
-
-def is_mongos(hello: dict[str, Any]) -> bool:
-    """True if a server is the router of a sharded cluster."""
-    return hello.get("msg") == "isdbgrid"
-
-
-def is_standalone(hello: dict[str, Any]) -> bool:
-    """True if a server belongs to no replica set, nor to a sharded cluster."""
-    return "setName" not in hello and not is_mongos(hello)
 
 
 class NotCreatedError(StorageError):

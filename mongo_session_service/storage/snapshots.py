@@ -92,11 +92,6 @@ def decode_documents(documents: Iterable[Encoded]) -> Iterator[Document]:
     yield from decode_together(together)
 
 
-def encode_document(document: Document) -> bytes:
-    """Encode a document that was read decoded."""
-    return bson.encode(document, codec_options=CODEC_OPTIONS)
-
-
 @cache
 def tags(name: str, count: int) -> list[bytes]:
     """Return how documents end whose last field is a number below ``count``."""
@@ -264,7 +259,8 @@ async def _find_each(
 ) -> QueryResults:
     lists: list[list[Any]] = [await find_documents(database, each) for each in queries]
     if encoded:
-        lists = [[*map(encode_document, each)] for each in lists]
+        encode = partial(bson.encode, codec_options=CODEC_OPTIONS)
+        lists = [[*map(encode, each)] for each in lists]
     return QueryResults(lists, NO_TIME)
 
 

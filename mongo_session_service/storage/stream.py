@@ -145,7 +145,10 @@ class Stream:
             try:
                 return await self._opened.with_client(self._read)
             except (PyMongoError, TimeoutError) as error:
-                if not self._switch_to_slim_pipeline(error):
+                is_too_large = getattr(error, "code", None) == _TOO_LARGE
+                if is_too_large and not self._slim:
+                    self._slim = True  # which leaves the next change's content out
+                else:
                     check_stream(error)
                     pause = next(waiting, None)
                     if pause is None:
@@ -153,13 +156,6 @@ class Stream:
                     logger.debug("The change stream failed: %s.", type(error).__name__)
                     await asyncio.sleep(pause)
                 self.reopened += 1
-
-    def _switch_to_slim_pipeline(self, error: Exception) -> bool:
-        """Leave the next change's content out, if it is too large; False if not."""
-        if getattr(error, "code", None) != _TOO_LARGE or self._slim:
-            return False
-        self._slim = True
-        return True
 
     async def _read(self, _: Database) -> Document | None:
         silence = self._opened.limits.stream_silence_seconds

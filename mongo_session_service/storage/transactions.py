@@ -105,11 +105,11 @@ async def run_committed(
                         write_concern=database.database.write_concern,
                         read_preference=ReadPreference.PRIMARY,
                     )
-            except Exception as error:
-                if isinstance(error, PyMongoError):
-                    is_late = timer.expired()
-                    raise await attempt.end(session, error, is_late=is_late) from None
-                if not isinstance(error, TimeoutError) or not timer.expired():
+            except PyMongoError as error:
+                is_late = timer.expired()
+                raise await attempt.end(session, error, is_late=is_late) from None
+            except TimeoutError:
+                if not timer.expired():
                     raise
                 text = f"it did not finish a transaction within {seconds:g} seconds"
                 late = TimeLimitError(text)

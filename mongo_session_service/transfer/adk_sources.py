@@ -24,13 +24,16 @@ from google.adk.events.event import Event
 from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import is_unicode
+from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import (
     InvalidInputError,
     SourceError,
     without_passwords,
 )
+from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.records import Document, SessionKey, session_key
-from mongo_session_service.storage.clients import open_client
+from mongo_session_service.storage.clients import ConnectionSettings, open_client
+from mongo_session_service.storage.database import LatestWrite, ServerClock
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.transfer.sources import (
@@ -573,9 +576,10 @@ class AdkMongoDbSource(BaseSource):
         if name == _NO_NAME:
             message = "Name the source's database, in its URI or as an option."
             raise SourceError(message)
-        self._storage = Storage(
-            client, database=name, prefix=prefix, transactions=False
+        settings = ConnectionSettings(
+            name, prefix, transactions=False, hooks=NO_HOOKS, limits=DEFAULT
         )
+        self._storage = Storage(client, settings, LatestWrite(), ServerClock())
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from mongo_session_service.sessions import sweep
 from mongo_session_service.storage import lease
 from mongo_session_service.turns import running_turns, waiting_line
 
-Kill = Callable[[ModuleType, str], None]
+Kill = Callable[..., None]
 QUOTED = "what an error may quote"
 
 
@@ -32,12 +32,14 @@ QUOTED = "what an error may quote"
 def kill(monkeypatch: pytest.MonkeyPatch) -> Kill:
     """Have a function of a module raise what nobody expects, once."""
 
-    def kill(module: ModuleType, name: str) -> None:
+    def kill(
+        module: ModuleType, name: str, error: type[BaseException] = ZeroDivisionError
+    ) -> None:
         function = getattr(module, name)
 
         def die(*_: Any, **__: Any) -> Any:
             monkeypatch.setattr(module, name, function)
-            raise ZeroDivisionError(QUOTED)
+            raise error(QUOTED)
 
         monkeypatch.setattr(module, name, die)
 
@@ -55,21 +57,27 @@ class SilentAgent(BaseAgent):
         yield Event(author=self.name)
 
 
-def assert_logged(caplog: pytest.LogCaptureFixture, task: str) -> None:
+def assert_logged(
+    caplog: pytest.LogCaptureFixture, task: str, error: str = "ZeroDivisionError"
+) -> None:
     """Its death was logged once, with the cause and without the error's text."""
     (record,) = (it for it in caplog.records if it.levelno >= logging.ERROR)
-    assert record.getMessage().startswith(f"{task} died of ZeroDivisionError at ")
+    assert record.getMessage().startswith(f"{task} died of {error} at ")
     assert "in die" in record.getMessage()
     assert QUOTED not in caplog.text
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
 async def test_waiters_outlive_their_task(
-    service: MongoSessionService, kill: Kill, caplog: pytest.LogCaptureFixture
+    service: MongoSessionService,
+    kill: Kill,
+    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException],
 ) -> None:
-    """Who waits for a turn gets it."""
+    """Who waits for a turn gets it; a cancellation that nobody asked for is a death."""
     await service.create_session(**IDS)
     async with service.turn(**IDS):
-        kill(waiting_line, "load_turn_states")
+        kill(waiting_line, "load_turn_states", error)
 
         async def wait() -> str:
             async with service.turn(**IDS) as session:
@@ -78,7 +86,7 @@ async def test_waiters_outlive_their_task(
         waiter = asyncio.create_task(wait(), context=Context())
         await until(lambda: caplog.records)
     assert await waiter == IDS["session_id"]
-    assert_logged(caplog, "The check for free turns")
+    assert_logged(caplog, "The check for free turns", error.__name__)
 
 
 @pytest.mark.limits(lease_seconds=1.0, lease_renewal_seconds=0.1)

@@ -34,7 +34,11 @@ pytestmark = pytest.mark.limits(page_events=3, removed_events=3, reply_documents
 async def storage(service: MongoSessionService) -> Storage:
     """Of a service with a few documents among its leases, by number."""
     backend = await backends_of(service).backend()
-    documents = [{"_id": n, "text": LONG if n == 1 else ""} for n in range(SOME)]
+    documents = [
+        # Named as what a reply holds.
+        {"_id": n, "text": LONG if n == 1 else "", "firstBatch": [{"nextBatch": [n]}]}
+        for n in range(SOME)
+    ]
     await backend.storage.commit(Insert("leases", documents))
     return backend.storage
 
