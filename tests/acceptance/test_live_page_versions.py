@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from operator import itemgetter
 from typing import Any
 
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import Locator, Page, Route, expect
 from starlette.applications import Starlette
 from support.conversations import ask, family, talk
 from support.http_server import may_read, serving
@@ -78,6 +79,22 @@ async def test_arrows_show_another_version(
     previous = arrows(page).get_by_role("button", name="Previous version")
     await expect(previous).to_be_focused()
     assert await shown(service) == ROOT
+
+
+async def test_an_arrow_has_the_focus_however_late_versions_are_read(
+    page: Page, url: str, service: MongoSessionService, questions: dict[str, str]
+) -> None:
+    """Also when all events of the version are shown by then."""
+    branch, _ = await ask(service, "Three", instead_of=questions["Two"])
+    answers: asyncio.Queue[Route] = asyncio.Queue()
+    await page.route(f"**/{ROOT}/branches", answers.put)
+    await page.goto(of(url, **IDS | {"session_id": branch}))
+    await press(page, "Previous version")
+    asked = await answers.get()
+    await expect_asked(page, "One", "Two")
+    await asked.continue_()
+    previous = arrows(page).get_by_role("button", name="Previous version")
+    await expect(previous).to_be_focused()
 
 
 async def test_a_page_follows_whoever_shows_another_version(

@@ -94,7 +94,7 @@ export class Blocks {
       this.altered.delete(block);
       const shown = block.items.filter((item) => item.isShown).length;
       block.box.hidden = shown === 0;
-      if (!block.isNear) {
+      if (!block.isNear && !block.box.contains(document.activeElement)) {
         block.box.replaceChildren();
         block.box.style.height = `${shown * this.height}px`;
       } else if (shown > 2 * SIZE) {

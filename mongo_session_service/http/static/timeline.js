@@ -143,12 +143,17 @@ class Call {
     if (!this.response) return;
     this.result.textContent = `→ ${sketch(this.response, 90)}`;
     this.element.classList.toggle("bad", this.failed);
-    if (this.element.open) this.element.lastChild.replaceChildren(...this.inside());
+    if (!this.element.open) return;
+    const [title, args] = this.element.lastChild.children; // which may have the focus
+    arrange(this.element.lastChild, [title, args, ...this.results()]);
   }
 
   inside() {
-    const result = this.response ? section("Result", this.response, "response") : [];
-    return [...section("Arguments", this.args, "args"), ...result];
+    return [...section("Arguments", this.args, "args"), ...this.results()];
+  }
+
+  results() {
+    return this.response ? section("Result", this.response, "response") : [];
   }
 
   /** Take the result; a user's answer took a user's time, which is not the tool's. */
@@ -164,6 +169,14 @@ class Call {
     this.turn.timeline.altered.add(this.turn);
     if (this.element) this.draw();
   }
+}
+
+/** What an element of a card is in another card of the same event. */
+function likeOf(element, before, card) {
+  if (element === before) return card;
+  const nameOf = ({ ariaLabel, title, className }) => ariaLabel || title || className;
+  const likesIn = (place) => [...place.querySelectorAll(element.localName)].filter((each) => nameOf(each) === nameOf(element));
+  return likesIn(card)[likesIn(before).indexOf(element)];
 }
 
 /** What the agent remembers of earlier events: ADK's compaction. */
@@ -184,7 +197,7 @@ export class Timeline {
     new ResizeObserver(() => this.keepUp()).observe(this.scroller);
     this.list.addEventListener("focusin", (focus) => {
       const item = this.byElement.get(focus.target);
-      if (item) this.onSelect(item.revision);
+      if (item && !this.isRefocusing) this.onSelect(item.revision);
     });
     $("pill").addEventListener("click", () => this.follow());
     this.blocks = new Blocks(this.list, this, 66);
@@ -341,6 +354,8 @@ export class Timeline {
 
   /** Draw what a block has: the events of each turn in a box, under its heading. */
   fill(box, items) {
+    const focused = document.activeElement;
+    const holder = this.byElement.get(focused.closest(".event, .turn-head"));
     const groups = new Map([...box.children].map((group) => [group.turn, group]));
     const drawn = new Map();
     for (const item of items) {
@@ -353,6 +368,17 @@ export class Timeline {
     }
     arrange(box, [...drawn.keys()].map((turn) => groups.get(turn)));
     if (this.wanted?.length) this.highlight();
+    if (holder?.isShown && document.activeElement !== focused) this.refocus(holder, focused);
+  }
+
+  /** Give the focus back to an element that was moved, or to its like in a card that was drawn anew. */
+  refocus(item, element) {
+    if (!element.isConnected && !item.card?.isConnected) this.blocks.show(item);
+    const next = element.isConnected ? element : likeOf(element, element.closest(".event"), item.card);
+    this.isRefocusing = true; // which selects nothing
+    // Some buttons are there only while their card has the focus.
+    for (const each of [item.card, next]) each?.focus({ preventScroll: true });
+    this.isRefocusing = false;
   }
 
   cardOf(item) {

@@ -99,6 +99,7 @@ export class Turn {
       this.timeline.refresh(this);
     });
     this.headElement = make("div", "turn-head", fold, this.numbers);
+    this.timeline.byElement.set(this.headElement, this.headItem);
     return this.headElement;
   }
 

@@ -75,9 +75,10 @@ export class Versions {
     }
     const before = this.found;
     this.found = findVersions(branches, sessionId);
-    // An arrow that is drawn again loses the focus.
+    // A card that is drawn again is folded again.
     const isNewAt = (revision) => JSON.stringify(before.get(revision)) !== JSON.stringify(this.found.get(revision));
     this.timeline.redrawAt(new Set([...before.keys(), ...this.found.keys()].filter(isNewAt)));
+    this.arrive();
   }
 
   arrows(revision) {
