@@ -302,7 +302,7 @@ class SessionRecord:
         """Its details; one that another tool has damaged is refused."""
         known = {name: it for name, it in self.document.items() if name in DETAILS}
         try:
-            if labels := known.get("labels"):
+            if (labels := known.get("labels")) is not None:
                 known["labels"] = {each["name"]: each["value"] for each in labels}
             return StoredDetails(**known | {BRANCH: self.family})
         except (AttributeError, LookupError, TypeError, ValueError):

@@ -129,7 +129,8 @@ class StoredDetails(Details):
 
     def changed(self) -> dict[str, Any]:
         """Return the stored fields that an update sets; None for those it removes."""
-        stored = {"title": NO_TITLE, **self.to_document()}
+        # By what stays of these, a subscriber that was away knows that they went.
+        stored = {"title": NO_TITLE, "labels": [], **self.to_document()}
         return {name: stored.get(name) for name in self.model_fields_set}
 
     def parts(self) -> Iterator[tuple[str, Any]]:

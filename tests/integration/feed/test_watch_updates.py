@@ -53,15 +53,17 @@ async def test_new_details_are_received(
     assert not {"title", "labels", "expire_time"} & json.loads(plain.json_text).keys()
 
 
+@pytest.mark.parametrize("detail", [{"title": "B"}, {"labels": {"l": "1"}}])
 async def test_a_returning_subscriber_receives_new_details(
-    service: MongoSessionService,
+    service: MongoSessionService, detail: dict[str, Any]
 ) -> None:
-    """It gets the title that it has missed, and the removal of one it may show."""
+    """It gets what it has missed, and the removal of what it may show."""
     await service.create_session(**SESSION)
-    for title in ("B", None):
-        await service.update_session(**SESSION, title=title)
-        async with service.watch(APP, USER, ID, after_revision=0) as changes:
-            assert details(await anext(changes)) == (title, {}, None)
+    for given in (detail, dict.fromkeys(detail)):
+        found = await service.update_session(**SESSION, **given)
+        async with service.watch(**SESSION, after_revision=0) as changes:
+            shown = (found.title, found.labels, None)
+            assert details(await anext(changes)) == shown
 
 
 async def test_consumers_receive_updates_on_request(

@@ -116,9 +116,9 @@ def test_a_moment_has_many_forms(moment: object) -> None:
 
 
 def test_a_change_names_the_details_it_removes() -> None:
-    """None stands for what is to go, and what is not given is left out."""
+    """None or something empty stands for what is to go; the rest is left out."""
     assert changed(title=None) == {"title": ""}
-    assert changed(labels={}) == changed(labels=None) == {"labels": None}
+    assert changed(labels={}) == changed(labels=None) == {"labels": []}
     assert changed(ttl=None) == {"ttl": None, "expire_time": None}
     assert changed(ttl=timedelta(minutes=1)) == {"ttl": 60.0, "expire_time": NOW + 60}
     assert changed(ttl="60.5s") == {"ttl": 60.5, "expire_time": NOW + 60.5}
