@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
 
@@ -97,6 +98,7 @@ from mongo_session_service.storage.clients import ConnectionSettings
 from mongo_session_service.storage.failures import (
     reporting_stored_unread,
 )
+from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer
 from mongo_session_service.storage.tasks import (
     ReraisedCancellation,
@@ -229,7 +231,6 @@ class MongoSessionService(BaseSessionService):
         self.database_name = settings.database
         """The name of the database that it uses."""
         self._hooks = settings.hooks
-        self._limits = limits
         limit = _check_bytes("read_cache_bytes", read_cache_bytes)
         self._backends = Backends(uri, client, settings, limit)
         self._feeds = Feeds(self._backends)
@@ -1090,7 +1091,7 @@ class MongoSessionService(BaseSessionService):
             invocation_id = validation.check_string("invocation_id", invocation_id)
         wanted = event_log.LogRange(
             after.revision or 0,
-            before.revision,
+            None if before.revision is None else before.revision - 1,
             newest_first,
             limit,
             created=after.create_time or before.create_time,
@@ -1105,30 +1106,41 @@ class MongoSessionService(BaseSessionService):
         *,
         rewound: bool,
     ) -> AsyncGenerator[tuple[int, Event], None]:
+        if (left := wanted.limit) == 0:
+            return
+        select = partial(
+            event_log.select_events,
+            key=key,
+            wanted=wanted,
+            invocation_id=invocation_id,
+            rewound=rewound,
+        )
+        named = key.app_name, key.session_id
+        async for each in self._logged("iter_events", *named, read=select):
+            event = documents.decode_event(each, self._hooks)
+            if invocation_id in {None, event.invocation_id}:
+                yield each.revision, event
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+    async def _logged(
+        self,
+        operation: str,
+        *named: str,
+        read: Callable[[Storage], AsyncGenerator[list[EventRecord]]],
+    ) -> AsyncGenerator[EventRecord, None]:
+        """Read events in pages, each an operation of its own."""
         pages: AsyncGenerator[list[EventRecord]] | None = None
-        left = wanted.limit
-        while left != 0:
-            named = key.app_name, key.session_id
-            with Operation("iter_events", self.database_name, *named):
+        while True:
+            with Operation(operation, self.database_name, *named):
                 backend = await self._backends.backend()
-                if pages is None:
-                    pages = await event_log.select_events(
-                        backend.storage,
-                        key,
-                        wanted,
-                        invocation_id,
-                        rewound=rewound,
-                    )
+                pages = pages or read(backend.storage)
                 page = await anext(pages, None)
             if page is None:
                 return
             for each in page:
-                event = documents.decode_event(each, self._hooks)
-                if invocation_id in {None, event.invocation_id}:
-                    yield each.revision, event
-                    left = None if left is None else left - 1
-                    if left == 0:
-                        return
+                yield each
 
     def iter_user_events(
         self, *, app_name: str, user_id: str
@@ -1145,18 +1157,10 @@ class MongoSessionService(BaseSessionService):
     async def _user_events(
         self, app_name: str, user_id: str
     ) -> AsyncGenerator[UserEvent, None]:
-        pages: AsyncGenerator[list[EventRecord]] | None = None
-        while True:
-            with Operation("iter_user_events", self.database_name, app_name):
-                backend = await self._backends.backend()
-                if pages is None:
-                    pages = event_log.read_user_log(backend.storage, app_name, user_id)
-                page = await anext(pages, None)
-            if page is None:
-                return
-            for each in page:
-                event = documents.decode_event(each, self._hooks)
-                yield UserEvent(each.key.session_id, each.revision, event)
+        read = partial(event_log.read_user_log, app_name=app_name, user_id=user_id)
+        async for each in self._logged("iter_user_events", app_name, read=read):
+            event = documents.decode_event(each, self._hooks)
+            yield UserEvent(each.key.session_id, each.revision, event)
 
     @traced
     async def get_session_at(

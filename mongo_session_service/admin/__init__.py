@@ -1,4 +1,4 @@
-"""Administration of a deployment: doctor and privileges."""
+"""Administration of a deployment: doctor, privileges, and what a database holds."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def iter_stored_events(
 ) -> AsyncIterator[LoggedEvent]:
     """Read a session's log from a revision to that of its summary, in flat memory."""
     key = SessionKey(of.app_name, of.user_id, of.id)
-    wanted = LogRange(after, of.revision + 1, created=of.create_time)
+    wanted = LogRange(after, of.revision, created=of.create_time)
     storage = await backends_of(service).storage()
     async for page in read_log(storage, key, wanted):
         for each in page:

@@ -36,11 +36,7 @@ class Change(Details):
     Subscribers of the same session receive the same object: do not modify its content.
     """
 
-    model_config = ConfigDict(
-        frozen=True,
-        ser_json_bytes="base64",  # as ADK's events
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(ser_json_bytes="base64")  # as ADK's events
 
     kind: ChangeKind
     app_name: str

@@ -1,8 +1,9 @@
 """Change decoder: change stream documents to records, and these to typed changes.
 
 A change stream reports single documents. Of an append only the event's insert matters,
-since it holds the delta as well; of a session its insert, its delete, the announcement
-of new details, and the replacement of the document that reserved its place during an
+since it holds the delta as well, and of a redaction the event's replacement; of a
+session its insert, its delete, the announcements of new details and of deletes that are
+of no session, and the replacement of the document that reserved its place during an
 import; of app and user state every write.
 """
 
@@ -27,6 +28,7 @@ from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.record import (
     COPIED_BY,
+    STATE_PATH,
     SessionRecord,
     decode_turn,
     is_placeholder,
@@ -454,7 +456,7 @@ def needs_document(names: WatchedCollections, change: Document) -> bool:
 def _is_change_in_place(description: Document) -> bool:
     paths = [*description["updatedFields"], *description["removedFields"]]
     return bool(description.get("truncatedArrays")) or any(
-        path.startswith("state.") and path.count(".") != 1 for path in paths
+        path.startswith(STATE_PATH) and path.count(".") != 1 for path in paths
     )
 
 
@@ -468,6 +470,6 @@ def _written_values(change: Document) -> Document:
     written = {**description["updatedFields"], **removed}
     if isinstance(written.get("state"), dict):  # so many keys were set at once
         return bson_values.decode_fields(written["state"])
-    paths = [path for path in written if path.startswith("state.")]
-    fields = {path.removeprefix("state."): written[path] for path in paths}
+    paths = [path for path in written if path.startswith(STATE_PATH)]
+    fields = {path.removeprefix(STATE_PATH): written[path] for path in paths}
     return bson_values.decode_fields(fields)

@@ -6,7 +6,6 @@ Commands import ADK and the driver only when they run, so that ``--help`` answer
 from __future__ import annotations
 
 import errno
-import re
 import signal
 import sys
 import traceback
@@ -64,8 +63,6 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
 """The commands, by the headings of the help."""
 
 _UNWRITABLE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
-_NOISE: Final = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
-"""In the driver's message about a server that it cannot find."""
 
 
 class _Application(click.Group):
@@ -143,7 +140,7 @@ def _in_one_line(error: Exception) -> str:
     if isinstance(error, errors.SourceError) and error.__cause__ is not None:
         return f"{text} {DEBUG_HINT}"
     if isinstance(error, errors.MongoSessionServiceError):
-        return re.sub(_NOISE, "", printable(error.message))
+        return printable(error.message)
     if isinstance(error, ImportError):
         return text
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:

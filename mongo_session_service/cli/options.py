@@ -246,11 +246,10 @@ as_json: Final = option("--json", "Print JSON, one object per line.", **_kept)
 uri_argument: Final = click.argument(
     "address", metavar="[URI]", required=False, expose_value=False, callback=_store_uri
 )
-_DRY_RUN: Final = ("--dry-run", "Only show what would be done.")
-dry_run: Final = option(*_DRY_RUN, callback=_store_option)
+dry_run: Final = option("--dry-run", "Only show what would be done.", **_kept)
 removal_options: Final = combine_decorators(
     option("--yes", "Do it without asking.", **_kept),
-    option(*_DRY_RUN, **_kept),
+    dry_run,
     as_json,
 )
 """Options of a command that asks before it acts; see :func:`confirm`."""

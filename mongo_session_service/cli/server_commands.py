@@ -34,7 +34,7 @@ _MARKS: Final = {
 @options.dry_run
 @options.as_json
 @options.with_address
-async def setup(address: options.ServiceAddress, *, dry_run: bool) -> bool:
+async def setup(address: options.ServiceAddress) -> bool:
     """Creates the collections and indexes that are missing.
 
     A service does so with its first write. This command does it beforehand, for example
@@ -46,6 +46,7 @@ async def setup(address: options.ServiceAddress, *, dry_run: bool) -> bool:
     Example:
       mongo-session-service setup
     """
+    dry_run = terminal.shared_options().dry_run
     async with address.open_service() as service:
         before = after = await admin.stored_contents.read_schema(service)
         if not dry_run:

@@ -220,7 +220,9 @@ async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
 
         chosen = selection(options)
         policies = Policies(
-            options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
+            options.pop("on_conflict"),
+            options.pop("on_error"),
+            shared_options().dry_run,
         )
         async with (
             _source_of(kind, options, chosen) as source,

@@ -49,8 +49,6 @@ _INT64: Final = range(-(2**63), 2**63)
 _ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("$", "%24"), ("\0", "%00"))
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE: Final = re.compile("%u([0-9A-F]{4})")
-_CHANGED: Final = re.compile(rb"%(?:json\0|25|2E|24|00|u|(?<!\0%)\0)")
-"""BSON of what is wrapped or escaped; the last is a key's, not a length or a number."""
 _NOT_A_FIELD_NAME: Final = re.compile("[\0\ud800-\udfff]|\\A%json\\Z")
 
 
@@ -214,11 +212,6 @@ def is_decoded(fields: Mapping[str, Any]) -> bool:
     """True if :func:`decode_fields` would certainly change nothing."""
     is_plain = SCALARS.issuperset(map(type, fields.values()))
     return is_plain and "%" not in "".join(fields)
-
-
-def is_plain(encoded: bytes | memoryview) -> bool:
-    """True if :func:`decode_fields` would certainly change nothing in BSON."""
-    return _CHANGED.search(encoded) is None
 
 
 def json_form(

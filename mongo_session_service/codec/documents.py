@@ -279,7 +279,7 @@ def event_fields(stored: Iterable[Document], hooks: Hooks) -> list[dict[str, Any
         except Exception as error:
             if type(error) is StorageError:  # the hook's
                 raise
-            raise _unreadable(id_) from None
+            raise _unreadable_event(id_) from None
         found.append(fields)
     return found
 
@@ -294,11 +294,11 @@ def build_events(
         for each in fields:
             built.append(events.build_event(each))  # noqa: PERF401
     except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types
-        raise _unreadable(stored[len(built)]["_id"]) from None
+        raise _unreadable_event(stored[len(built)]["_id"]) from None
     return built
 
 
-def _unreadable(id_: Document) -> StorageError:
+def _unreadable_event(id_: Document) -> StorageError:
     what = f"{_place(id_)} is not one that this release of ADK can read."
     return StorageError(what)
 

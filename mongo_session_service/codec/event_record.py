@@ -1,4 +1,4 @@
-"""Event record: a stored event, the only place that knows its document's fields.
+"""Event record: a stored event, which other rooms read by its fields.
 
 Documents of the events collection are events, but for the one before a log, at revision
 0: it has the initial state of a session that was trimmed, or whose state is large.

@@ -1,4 +1,4 @@
-"""Session record: a stored session, the only place that knows its document's fields.
+"""Session record: a stored session, which other rooms read and change by its fields.
 
 :meth:`SessionRecord.read` takes a document of the sessions collection apart, and
 :meth:`SessionRecord.change` puts an update of one together. A record holds the document
@@ -70,6 +70,9 @@ since readers of a change stream see no session. Most have none, and no such fie
 
 HEAD: Final = ("revision", "create_time", "update_time", NEEDS)
 """What every record is read with, whatever else."""
+
+STATE_PATH: Final = "state."
+"""What the path of a key of state begins with."""
 
 STATES: Final = ("state", INITIAL)
 """What a record is read without where no state is needed: the rest of it is short."""
@@ -436,7 +439,7 @@ class SessionRecord:
         return self.replaced({BRANCH: {}})
 
     def trimmed(self, log: list[Document]) -> list[Document]:
-        """Leave out the events that a trim is about to remove."""
+        """Leave out the events that a trim is about to remove: they count as gone."""
         if not (begins := self.begins):
             return log
         return [each for each in log if each["_id"]["revision"] > begins]
@@ -496,7 +499,7 @@ class SessionRecord:
         family: Mapping[str, Any] | None = None,
         begins: int | None = None,
         is_redaction: bool = False,
-    ) -> RecordChange:
+    ) -> RecordUpdate:
         """Change it: details by name, what waits, where its log begins; None ends one.
 
         Where the log begins anew, the initial state is kept beside it from then on.
@@ -508,11 +511,11 @@ class SessionRecord:
             left = self.document.get(TRIMMING, self.begins)
             changed |= {LOG_BEGINS: begins, TRIMMING: left, INITIAL: None}
         counted = {REDACTIONS: 1} if is_redaction else {}
-        return RecordChange(self, changed, counted)
+        return RecordUpdate(self, changed, counted)
 
 
-class RecordChange(NamedTuple):
-    """A change of a session: what is written, and what it is from then on."""
+class RecordUpdate(NamedTuple):
+    """An update of a session: what is written, and what it is from then on."""
 
     before: SessionRecord
     fields: Mapping[str, Any]

@@ -321,10 +321,8 @@ class TurnStop(BaseModel):
     reason: str | None = Field(default=None, max_length=1000)
 
 
-class ForkRequest(_Shape):
+class ForkRequest(_Forbidding):
     """Where a session is forked."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     at_revision: Revision | None = None
     """After so many events; after all, unless given."""

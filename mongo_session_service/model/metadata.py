@@ -53,11 +53,7 @@ def check_stored_title(title: object) -> str:
 
 
 def check_title(title: object) -> str:
-    return _check_short("title", title, MAX_TITLE)
-
-
-def check_title_part(part: object) -> str:
-    return _check_short("title_contains", part, MAX_TITLE)
+    return check_short("title", title, MAX_TITLE)
 
 
 def check_labels(labels: object) -> dict[str, str]:
@@ -68,9 +64,9 @@ def check_labels(labels: object) -> dict[str, str]:
         message = f"{len(labels)} labels are too many; {MAX_LABELS} are allowed."
         raise InvalidInputError(message)
     for name, value in labels.items():
-        _check_short("A label's name", name, MAX_LABEL)
+        check_short("A label's name", name, MAX_LABEL)
         if value != "":
-            _check_short(f"The value of label {name!r}", value, MAX_LABEL)
+            check_short(f"The value of label {name!r}", value, MAX_LABEL)
     return dict(labels)
 
 
@@ -79,14 +75,17 @@ def check_ttl(ttl: object) -> float:
     return check_duration("ttl", ttl)
 
 
+DESCRIBED: Final = ConfigDict(
+    frozen=True,
+    use_attribute_docstrings=True,
+    json_schema_serialization_defaults_required=True,
+)
+
+
 class Details(BaseModel):
     """What people note of a session; summaries, changes, exports, requests have it."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        use_attribute_docstrings=True,
-        json_schema_serialization_defaults_required=True,
-    )
+    model_config = DESCRIBED
 
     title: Annotated[str, BeforeValidator(check_stored_title)] | None = None
     labels: Annotated[dict[str, str], BeforeValidator(check_labels)] = {}
@@ -188,7 +187,10 @@ def resolve_title(title: object, display_name: object) -> object:
 
 
 def _expiry(ttl: object, expire_time: object, now: float) -> dict[str, float | None]:
-    """The time to live, and when it ends, of which one at most is given."""
+    """The time to live or the expiry, of which one at most is given.
+
+    When the first ends is known once it begins: see ``with_renewed_expiry``.
+    """
     if ttl is None:
         is_never = expire_time is None
         ends = None if is_never else check_expire_time(expire_time, now)
@@ -199,8 +201,7 @@ def _expiry(ttl: object, expire_time: object, now: float) -> dict[str, float | N
             " not both."
         )
         raise InvalidInputError(message)
-    seconds = None if ttl == math.inf else check_ttl(ttl)
-    return {"ttl": seconds, "expire_time": seconds and now + seconds}
+    return {"ttl": None if ttl == math.inf else check_ttl(ttl), "expire_time": None}
 
 
 ADK_METADATA: Final = "__session_metadata__"
@@ -290,7 +291,7 @@ def label_list(labels: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in sorted(labels.items())]
 
 
-def _check_short(what: str, value: object, longest: int) -> str:
+def check_short(what: str, value: object, longest: int) -> str:
     text = check_text(what, value)
     if len(text) > longest:
         message = f"{what} has {len(text)} characters; {longest} are allowed."

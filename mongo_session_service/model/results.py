@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from google.adk.events.event import Event
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from mongo_session_service._public import public
-from mongo_session_service.model.metadata import Details
-
-_DESCRIBED: Final = ConfigDict(
-    frozen=True,
-    use_attribute_docstrings=True,
-    json_schema_serialization_defaults_required=True,
-)
+from mongo_session_service.model.metadata import DESCRIBED, Details
 
 
 @public
 class WaitingCall(BaseModel):
     """A call that waits for a person: for a confirmation, a credential, an answer."""
 
-    model_config = _DESCRIBED
+    model_config = DESCRIBED
 
     call_id: str
     """The id that the function response has to have; empty if it is sealed, and the
@@ -74,7 +68,7 @@ class SessionSummary(Details):
 class Branch(BaseModel):
     """A session of a family: a version of a message. Times are seconds since 1970."""
 
-    model_config = _DESCRIBED
+    model_config = DESCRIBED
 
     session_id: str
     parent_id: str | None
@@ -103,7 +97,7 @@ def summary_fields(summary: SessionSummary) -> dict[str, Any]:
 class SessionPage(BaseModel):
     """A page of sessions that were found."""
 
-    model_config = _DESCRIBED
+    model_config = DESCRIBED
 
     sessions: list[SessionSummary]
     next_page_token: str | None = None

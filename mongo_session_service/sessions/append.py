@@ -35,7 +35,7 @@ from mongo_session_service.codec.documents import (
     is_same_event,
 )
 from mongo_session_service.codec.event_record import EventRecord
-from mongo_session_service.codec.record import SessionRecord
+from mongo_session_service.codec.record import STATE_PATH, SessionRecord
 from mongo_session_service.errors import (
     StorageUnavailableError,
     quoted,
@@ -81,9 +81,6 @@ Result = TypeVar("Result")
 
 OnConflict = Literal["raise", "rebase", "close"]
 """What an append does about events of others: ``close`` if it closes a turn."""
-
-STATE: Final = "state."
-"""What the path of a key of state begins with."""
 
 _LONGEST_PAUSE: Final = 0.05  # seconds
 
@@ -418,7 +415,7 @@ def session_updates(
             change.setdefault("$min", {TURN_FIRST_REVISION: revision})
         changes = change["$set"]
         for name, value in append.delta.session.items():
-            changes[STATE + name] = value
+            changes[STATE_PATH + name] = value
         changes["revision"] = revision
         changes["update_time"] = append.timestamp
         if expected.ttl is not None:
@@ -456,7 +453,9 @@ def shared_state_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
     updates = []
     for owner in sorted(deltas, key=len, reverse=True):
         several = deltas[owner]
-        fields = {STATE + name: it for delta in several for name, it in delta.items()}
+        fields = {
+            STATE_PATH + name: it for delta in several for name, it in delta.items()
+        }
         change = {"$set": fields, "$inc": {"revision": len(several)}}
         is_app = len(owner) == 1
         id_: Any = owner[0] if is_app else queries.user_state_id(*owner)

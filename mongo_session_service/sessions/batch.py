@@ -9,7 +9,12 @@ from typing import Final
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import needs_initial_document
-from mongo_session_service.codec.record import INITIAL, LOG_BEGINS, SessionRecord
+from mongo_session_service.codec.record import (
+    INITIAL,
+    LOG_BEGINS,
+    STATE_PATH,
+    SessionRecord,
+)
 from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import (
     Append,
@@ -18,11 +23,10 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions.append import (
-    STATE,
     session_updates,
     shared_state_updates,
 )
-from mongo_session_service.sessions.details import announcement
+from mongo_session_service.sessions.details import announced
 from mongo_session_service.sessions.reads import find_event, head_query
 from mongo_session_service.sessions.waiting_log import pending_calls_after_batch
 from mongo_session_service.sessions.writer import QueuedWrite
@@ -86,7 +90,8 @@ async def _write_with_sessions(
     }
     for key in renamed if storage.has_transactions else ():
         if found := await tx.find_one(head_query(key)):
-            await tx.write(*announcement(storage, SessionRecord.read(found)))
+            shown = SessionRecord.read(found).announcement
+            await tx.write(*announced(storage, shown))
 
 
 def batch_statements(
@@ -141,20 +146,19 @@ def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
     A document is of one session only, and not of a later one of the same id.
     """
     return [
-        Update(
-            "events",
-            {"_id": each.key.event_id(0)},
-            {"$set": _initial(each)},
-            upsert=True,
-        )
+        initial_update(each.key, each.delta.session, each.create_time, each.log_begins)
         for each in sessions
         if needs_initial_document(each)
     ]
 
 
-def _initial(session: NewSession) -> Document:
-    fields = {INITIAL: session.delta.session, "create_time": session.create_time}
-    return fields | ({LOG_BEGINS: session.log_begins} if session.log_begins else {})
+def initial_update(
+    key: SessionKey, state: Document, created: float, begins: int
+) -> Update:
+    fields = {INITIAL: state, "create_time": created}
+    if begins:
+        fields[LOG_BEGINS] = begins
+    return Update("events", {"_id": key.event_id(0)}, {"$set": fields}, upsert=True)
 
 
 _MANY: Final = 500
@@ -173,8 +177,8 @@ def fastest_update(update: Update) -> Update:
     fields: Document = {}
     stage: Document = {}
     for path, value in change["$set"].items():
-        if path.startswith(STATE):
-            fields[path.removeprefix(STATE)] = value
+        if path.startswith(STATE_PATH):
+            fields[path.removeprefix(STATE_PATH)] = value
         else:
             stage[path] = {"$literal": value}
     stage |= dict.fromkeys(change.get("$unset", ()), "$$REMOVE")

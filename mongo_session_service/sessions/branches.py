@@ -28,12 +28,11 @@ from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import BRANCH
 from mongo_session_service.model.records import SHARD_KEY, Document, SessionKey
 from mongo_session_service.model.results import Branch
-from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.reads import (
     found_record,
     head_query,
-    missing_session_error,
+    read_writable,
 )
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query, Statement
@@ -127,25 +126,19 @@ async def show_branch(
     It may stay hidden if another one is shown.
     """
 
-    async def show(tx: Transaction) -> bool:
-        where = {"_id": key.id, **queries.writable_filter(storage)}
-        stored = await tx.find_one(Query("sessions", where, without=STATES))
-        if stored is None:
-            return False
-        found = SessionRecord.read(stored)
+    async def show(tx: Transaction) -> None:
+        found = await read_writable(storage, key, tx)
         if not found.family:
-            return True
+            return
         shown = await _members(_family(found, shown=True), tx)
         before = [each for each in shown if each.key != found.key]
         if found.is_hidden:
             if before and unless_another_is:
-                return True
+                return
             await tx.write(*_show(storage, found, before))
         await tx.write(*_hide(storage, before, found.family))
-        return True
 
-    if not await storage.run(show):
-        raise await missing_session_error(storage, key)
+    await storage.run(show)
 
 
 async def _members(query: Query, tx: Transaction) -> list[SessionRecord]:

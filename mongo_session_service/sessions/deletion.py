@@ -29,13 +29,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import accumulate, chain
 from typing import Final, Literal, NamedTuple
+
+from google.adk.errors.already_exists_error import AlreadyExistsError
 
 from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.event_record import EventRecord
@@ -52,7 +54,7 @@ from mongo_session_service.model.results import Erased
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import branches, queries
 from mongo_session_service.sessions.details import announced
-from mongo_session_service.sessions.search import PagePlace, Search
+from mongo_session_service.sessions.search import PagePlace, Search, list_apps
 from mongo_session_service.storage.failures import reporting_partial_removal
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
@@ -135,10 +137,6 @@ def deletable_filter(storage: Storage) -> Document:
     }
 
 
-def tombstone_filter(id_: Document) -> Document:
-    return {"_id": id_, **queries.expired_filter(TOMBSTONE_TIME)}
-
-
 def _tombstone(id_: Document) -> Document:
     return {"_id": id_, "expire_time": TOMBSTONE_TIME, "steps": 0}
 
@@ -160,7 +158,8 @@ async def remove_session(storage: Storage, key: SessionKey) -> None:
 
 async def remove_tombstone(storage: Storage, id_: Document) -> int:
     """Remove a session's tombstone, if there is one; return how many events with it."""
-    steps = removals(storage, tombstone_filter(id_))
+    tombstone = {"_id": id_, **queries.expired_filter(TOMBSTONE_TIME)}
+    steps = removals(storage, tombstone)
     return sum([each.events async for each in steps])
 
 
@@ -183,6 +182,21 @@ async def remove_expired(storage: Storage, key: SessionKey) -> bool:
         pass
     query = Query("sessions", {"_id": key.id}, fields=("_id",))
     return await storage.find_one(query) is None
+
+
+async def store_in_place(
+    storage: Storage, key: SessionKey, store: Callable[[], Awaitable[object]]
+) -> None:
+    """Store something under an id, also in the place of what has expired."""
+    for left in reversed(range(PLACE_ATTEMPTS)):
+        try:
+            await store()
+        except AlreadyExistsError:
+            is_free = await remove_expired(storage, key)
+            if not is_free or not left:
+                raise
+        else:
+            return
 
 
 async def removals(
@@ -352,8 +366,6 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
             events += await remove_tombstone(storage, orphan)
         users = await remove_all("user_states", states)
         await remove_all("imports", notes)
-        # Who waited for turns in a release before 1.0.
-        await remove_all("leases", wanted)
         await remove_all("partials", wanted)
         letters = await remove_all("dead_letters", of_owner)
         apps = consumers = 0
@@ -504,10 +516,9 @@ async def _unwanted_sessions(
 
     The index of creation is walked once, one app after the other.
     """
-    limits, app = storage.limits, criteria.app_name
-    if app is None:
-        app = await _find_next_app(storage, "")
-    while app is not None:
+    limits, app_name = storage.limits, criteria.app_name
+    apps = await list_apps(storage) if app_name is None else [app_name]
+    for app in apps:
         search = Search({"_id.app_name": app, **wanted}, newest_first=False)
         after: PagePlace | None = None
         is_last = False
@@ -519,14 +530,6 @@ async def _unwanted_sessions(
             for some in cut_by_size(page, limits.prune_batch):
                 known = [*SessionRecord.read_all(some)]
                 yield await _select_idle(storage, criteria.idle_since, known)
-        app = await _find_next_app(storage, app) if criteria.app_name is None else None
-
-
-async def _find_next_app(storage: Storage, after: str) -> str | None:
-    later = {"_id.app_name": {"$gt": after}}
-    query = Query("sessions", later, {"_id.app_name": 1}, 1, fields=("_id",))
-    found = await storage.find_one(query)
-    return found["_id"]["app_name"] if found else None
 
 
 async def _select_idle(

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mongo_session_service.codec.record import STATES, RecordChange, SessionRecord
+from mongo_session_service.codec.record import RecordUpdate, SessionRecord
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.reads import missing_session_error
+from mongo_session_service.sessions.reads import read_writable
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
     Delete,
     Insert,
-    Query,
     Statement,
     Update,
 )
@@ -31,24 +29,17 @@ async def update_details(
         SessionNotFoundError: it is not stored, or has expired.
     """
 
-    async def update_session(tx: Transaction) -> SessionRecord | None:
-        where = {"_id": key.id, **queries.writable_filter(storage)}
-        found = await tx.find_one(Query("sessions", where, without=STATES))
-        if found is None:
-            return None
-        change = SessionRecord.read(found).change(fields)
+    async def update_session(tx: Transaction) -> SessionRecord:
+        change = (await read_writable(storage, key, tx)).change(fields)
         await tx.write(*change_statements(storage, change, is_announced=True))
         return change.after
 
-    record = await storage.run(update_session)
-    if record is None:
-        raise await missing_session_error(storage, key)
-    return record
+    return await storage.run(update_session)
 
 
 def change_statements(
     storage: Storage,
-    change: RecordChange,
+    change: RecordUpdate,
     where: Document | None = None,
     *,
     is_announced: bool = False,
@@ -61,13 +52,8 @@ def change_statements(
     wanted = {"_id": change.before.key.id, **(where or {})}
     update = Update("sessions", wanted, change.update, expected=expected)
     if is_announced or change.before.announced != change.after.announced:
-        return [update, *announcement(storage, change.after)]
+        return [update, *announced(storage, change.after.announcement)]
     return [update]
-
-
-def announcement(storage: Storage, session: SessionRecord) -> list[Statement]:
-    """Show change streams a session whose fields the transaction has set."""
-    return announced(storage, session.announcement)
 
 
 def announced(

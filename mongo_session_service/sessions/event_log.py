@@ -80,8 +80,8 @@ class LogRange:
 
     after: int = 0
     """The revision before the first of them."""
-    before: int | None = None
-    """The revision behind the last of them; None for no end."""
+    until: int | None = None
+    """The revision of the last of them; None for no end."""
     newest_first: bool = False
     limit: int | None = None
     """How many events are wanted; None for all."""
@@ -109,21 +109,20 @@ async def read_log(
     size = storage.limits.page_events
     if left is not None and not wanted.undone:
         size = min(size, left)
-    log = queries.events_after(key, wanted.after, wanted.before) | (where or {})
+    log = queries.events_after(key, wanted.after, wanted.until) | (where or {})
     query = Query("events", log, order=-1 if wanted.newest_first else 1, limit=size)
     async for page in storage.scan(query, beside=[head_query(key)]):
         head = found_record(storage, key, *page.beside)
         if created not in {None, head.created}:
             raise session_not_found_error(key.session_id)
-        created, begins = head.created, head.begins
-        found = [*map(EventRecord, page.documents)]
-        # A trim is about to remove those from before the log's begin.
-        kept = [each for each in found if each.revision > begins]
-        kept = [it for it in kept if not is_within(wanted.undone, it.revision)]
+        created = head.created
+        left_by_trim = head.trimmed(page.documents)
+        found = map(EventRecord, left_by_trim)
+        kept = [it for it in found if not is_within(wanted.undone, it.revision)]
         yield kept[:left]
         if left is not None and (left := left - len(kept)) <= 0:
             return
-        if wanted.newest_first and any(it.revision <= begins for it in found):
+        if wanted.newest_first and len(left_by_trim) < len(page.documents):
             return
 
 
@@ -202,7 +201,7 @@ class LogAtRevision(NamedTuple):
 
     @property
     def where(self) -> Document:
-        return queries.events_until(self.key, self.until, self.begins)
+        return queries.events_after(self.key, self.begins, self.until)
 
     @property
     def deltas_query(self) -> Query:
@@ -233,16 +232,16 @@ async def select_events(
         created, until = head.created, head.revision
         if wanted.created not in {None, created}:
             raise session_not_found_error(key.session_id)
-        log = LogAtRevision(key, head.begins, until)
-        before = until + 1 if wanted.before is None else min(until + 1, wanted.before)
-        undone = await _find_undone(storage, log)
-        wanted = replace(wanted, before=before, undone=undone, created=created)
+        undone = await _find_undone(storage, LogAtRevision.of(head))
+        until = until if wanted.until is None else min(until, wanted.until)
+        wanted = replace(wanted, until=until, undone=undone, created=created)
     where = None
     if invocation_id is not None and is_sealed(storage):
         wanted = replace(wanted, limit=None)
     elif invocation_id is not None:
         where = {INVOCATION: encode_value(invocation_id)}
-    return read_log(storage, key, wanted, where=where)
+    async for page in read_log(storage, key, wanted, where=where):
+        yield page
 
 
 async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, int]]:
@@ -386,7 +385,7 @@ async def read_session_at(
     head, hooks = SessionRecord.find(sessions, storage.clock.now()), storage.hooks
     if head is None or created not in {None, head.created}:
         return None
-    revision = check_revision(head, revision)
+    revision = logged_revision(head, revision)
     head, updated = head.with_initial(apart), head.created
     if revision == head.revision:
         updated = head.updated
@@ -418,7 +417,7 @@ async def state_at(
     return state
 
 
-def check_revision(session: SessionRecord, revision: int | None) -> int:
+def logged_revision(session: SessionRecord, revision: int | None) -> int:
     """Check a revision of a stored session; return its latest, if none is given.
 
     One that it has not reached, or that was trimmed, is refused.

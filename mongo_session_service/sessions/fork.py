@@ -95,7 +95,7 @@ async def copy_session(
     origin = await event_log.read_with_initial_state(storage, source)
     if isinstance(until, str):
         until = await _first_revision(storage, until, origin) - 1
-    revision = event_log.check_revision(origin, until)
+    revision = event_log.logged_revision(origin, until)
     await Fork(storage, target, origin, revision).make()
 
 
@@ -183,16 +183,16 @@ class Fork:
 
     async def reserve(self) -> None:
         """Hold the target's place, unless a session is stored there."""
-        storage, id_ = self.storage, self.target.id
-        for left in reversed(range(deletion.PLACE_ATTEMPTS)):
-            reservation = {"_id": id_, **self.reservations.new_fields(storage)}
+        storage, key = self.storage, self.target
+
+        async def insert() -> None:
+            reservation = {"_id": key.id, **self.reservations.new_fields(storage)}
             try:
                 await storage.commit(Insert("sessions", [reservation]))
             except DuplicateError:
-                if not (await deletion.remove_expired(storage, self.target) and left):
-                    raise session_exists_error(self.target.session_id) from None
-            else:
-                return
+                raise session_exists_error(key.session_id) from None
+
+        await deletion.store_in_place(storage, key, insert)
 
     async def renew(self) -> None:
         renewal = {"$set": self.reservations.new_fields(self.storage)}
@@ -216,7 +216,7 @@ class Fork:
                 after = until
 
     async def copy_events(self, after: int, until: int) -> None:
-        log = queries.events_until(self.origin.key, until, after)
+        log = queries.events_after(self.origin.key, after, until)
         new = {"_id.session_id": self.target.session_id, COPIED_BY: "fork"}
         await self.storage.copy("events", log, new, time_limit=_STEP_SECONDS)
 

@@ -1,8 +1,8 @@
-"""Queries: filters, pipelines and updates, built from records alone.
+"""Queries: filters, stages and updates that several files share.
 
-All reads are ranges of ``_id``. Documents compare field by field, so a shorter one is
-the lower bound of all that begin with it. The upper bound has one more field, holding
-an empty document, which sorts after every string and number.
+What belongs to a key is a range of ``_id``. Documents compare field by field, so a
+shorter one is the lower bound of all that begin with it. The upper bound has one more
+field, holding an empty document, which sorts after every string and number.
 """
 
 from __future__ import annotations
@@ -143,14 +143,10 @@ def partials_of_turn(
     return {**of_any, "create_time": {"$in": [create_time, None]}}
 
 
-def events_after(key: SessionKey, revision: int, before: int | None = None) -> Document:
-    """The events of a session after a revision, and before another if there is one."""
-    upper = {**key.id, "revision": {} if before is None else before}
-    return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
-
-
-def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
-    return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}
+def events_after(key: SessionKey, after: int, until: int | None = None) -> Document:
+    """The events of a session after a revision, up to another if there is one."""
+    upper = {**key.id, "revision": {} if until is None else until}
+    return {"_id": {"$gt": key.event_id(after), "$lte": upper}}
 
 
 def events_of_user(app_name: str, user_id: str) -> Document:
@@ -220,7 +216,5 @@ def event_queries(
     if limit == 0:
         return []
     limit = None if limit is None else min(limit, 2**63 - 1)
-    log = events_after(key, after_revision)
-    if until is not None:
-        log = events_until(key, until, after_revision)
+    log = events_after(key, after_revision, until)
     return [Query("events", log, order=-1, limit=limit, since=since)]

@@ -1,10 +1,10 @@
 """Session store: reads of sessions, each with its events and state as of one time.
 
 A service remembers the events that it has built. A later read brings the newest of
-these again, and with it only what follows: the log is never changed, only continued.
-That this event is the same, and that the log begins where it did, shows that it is this
-log and not another one, of a session that was deleted and imported again, or restored.
-An edit between the two is seen when the log is read anew, which it is every few
+these again, and with it only what follows. That this event is the same, and that the
+log begins where it did, shows that it is this log and not another one, of a session
+that was deleted and imported again, or restored. Redactions are counted in the session.
+An edit by another tool is seen when the log is read anew, which it is every few
 minutes.
 
 They are kept within a limit of bytes, as blocks: fields of some events as bytes. What

@@ -25,6 +25,7 @@ from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.record import (
     FORKED_FROM,
     INITIAL,
+    STATE_PATH,
     STATES,
     SessionRecord,
     state_fields,
@@ -111,9 +112,8 @@ async def find_part(
         by_id = queries.event_by_id(key, {"$in": some})
         query = Query("events", by_id, fields=("event.id",))
         (events,) = await storage.read(query, patient=True)
-        for each in map(EventRecord, events):
-            if each.revision > head.begins:
-                found[each.id] = each.revision
+        for each in map(EventRecord, head.trimmed(events)):
+            found[each.id] = each.revision
     if missing := [quoted(each) for each in wanted if each not in found]:
         more = len(missing) - _SHOWN
         names = ", ".join(missing[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
@@ -354,7 +354,7 @@ async def _find_unredacted_keys(
     query = Query("sessions", {"_id": part.key.id}, fields=("state",))
     found = await storage.find_one(query, patient=True)
     state = SessionRecord.part(part.key, found).state if found else {}
-    return {name for name in own if state.get(name) != values[f"state.{name}"]}
+    return {name for name in own if state.get(name) != values[STATE_PATH + name]}
 
 
 def _shared_scopes(key: SessionKey) -> list[tuple[Owner, str, Any]]:

@@ -16,12 +16,13 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.record import HEAD, STATES, SessionRecord
+from mongo_session_service.codec.record import HEAD, STATE_PATH, STATES, SessionRecord
 from mongo_session_service.codec.waiting_calls import WAITING
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
+    MAX_TITLE,
     StoredDetails,
-    check_title_part,
+    check_short,
 )
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionPage, SessionSummary
@@ -141,7 +142,8 @@ def new_search(
         wanted["_id.user_id"] = check_id("user_id", user_id)
         owner = Owner(owner.app_name, wanted["_id.user_id"])
     if title_contains is not None:
-        wanted["$expr"] = _has_title_part(check_title_part(title_contains))
+        part = check_short("title_contains", title_contains, MAX_TITLE)
+        wanted["$expr"] = _has_title_part(part)
     if waiting is not None:
         if waiting is not True:
             raise InvalidInputError("waiting must be True or None.")
@@ -213,7 +215,7 @@ def _state_condition(key: str, value: Any, owner: Owner, hooks: Hooks) -> Docume
         raise InvalidInputError(message) from None
     # Otherwise None would match a missing key, and a value a list that contains it.
     wanted = {"$eq": encoded, "$exists": True, "$not": {"$type": "array"}}
-    return {f"state.{bson_values.escape_key(key)}": wanted}
+    return {STATE_PATH + bson_values.escape_key(key): wanted}
 
 
 def page_token_after(place: PagePlace, search: Search) -> str:

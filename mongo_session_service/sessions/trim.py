@@ -20,7 +20,6 @@ from google.adk.events.event import Event
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import (
-    INITIAL,
     LOG_BEGINS,
     REDACTIONS,
     TRIMMING,
@@ -33,6 +32,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions.batch import initial_update
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.waiting_log import pending_calls_at
@@ -241,10 +241,8 @@ async def _set_cut(
     fields = encode_waiting(waiting, read.key, storage.hooks)
     change = read.change(waiting=fields, begins=cut)
     statements = change_statements(storage, change, where)
-    initial = {INITIAL: state, "create_time": read.created, LOG_BEGINS: cut}
-    first = {"_id": read.key.event_id(0)}
-    statements.append(Update("events", first, {"$set": initial}, upsert=True))
-    await storage.commit(*statements)
+    initial = initial_update(read.key, state, read.created, cut)
+    await storage.commit(*statements, initial)
 
 
 async def remove_trimmed(
@@ -255,7 +253,7 @@ async def remove_trimmed(
     # Unless another trim has cut further, and has more to remove.
     own = {**session, LOG_BEGINS: cut}
     done = Update("sessions", own, {"$unset": {TRIMMING: ""}})
-    log, removed = queries.events_until(key, cut), 0
+    log, removed = queries.events_after(key, 0, cut), 0
     with suppress(RefusedError):  # it was deleted meanwhile
         async for count in storage.remove(
             "events", log, Update("sessions", session, {}), [done]

@@ -24,8 +24,6 @@ from operator import attrgetter
 from time import monotonic
 from typing import Final, NamedTuple, TypeAlias
 
-from google.adk.errors.already_exists_error import AlreadyExistsError
-
 from mongo_session_service import telemetry
 from mongo_session_service.codec.document_size import outgrown_error
 from mongo_session_service.codec.documents import needs_initial_document
@@ -36,7 +34,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, Marker, NewSession
-from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
+from mongo_session_service.sessions.deletion import store_in_place
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import LockedError, RefusedError
 from mongo_session_service.storage.tasks import ReraisedCancellation, backoff
@@ -278,16 +276,12 @@ class Writer:
         """Store a new session, also in the place of one that has expired."""
         started = monotonic()
         await self.buffer.await_room()
-        for left in reversed(range(PLACE_ATTEMPTS)):
-            try:
-                with ReraisedCancellation():
-                    await self.write(new, new.expected, started=started)
-            except AlreadyExistsError:
-                is_free = await remove_expired(self._storage, new.key)
-                if not is_free or not left:
-                    raise
-            else:
-                return
+
+        async def write() -> None:
+            with ReraisedCancellation():
+                await self.write(new, new.expected, started=started)
+
+        await store_in_place(self._storage, new.key, write)
 
     async def finish_writes(self) -> None:
         while waiting := [*self._tasks, *(each.answer for each in self._queue)]:

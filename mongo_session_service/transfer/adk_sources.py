@@ -58,7 +58,7 @@ Result = TypeVar("Result")
 Row = Mapping[str, Any]
 
 
-def key_of(row: Row, name: str = "id") -> SessionKey:
+def key_of_row(row: Row, name: str = "id") -> SessionKey:
     """The session key in a row; rows of events name the id differently."""
     return SessionKey(row["app_name"], row["user_id"], row[name])
 
@@ -78,7 +78,7 @@ def shared_state_of(row: Row) -> SharedState | Problem:
 
 
 def header_of(row: Row) -> SessionHeader | Problem:
-    key = key_of(row)
+    key = key_of_row(row)
 
     def header() -> SessionHeader:
         session_key(*key)
@@ -100,7 +100,7 @@ def event_of(row: Row) -> Event | Problem:
             fields["timestamp"] = seconds(row["timestamp"])
         return validated_event(fields)
 
-    where = f"event {row['id']!r} of {session_text(key_of(row, 'session_id'))}"
+    where = f"event {row['id']!r} of {session_text(key_of_row(row, 'session_id'))}"
     return _build_or_problem(where, event)
 
 
@@ -138,7 +138,6 @@ _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
-_OWNER: Final = ("app_name", "user_id", "session_id")
 _TABLES: Final = frozenset(("sessions", "events", "app_states", "user_states"))
 _METADATA: Final = "adk_internal_metadata"
 _REMEDY: Final = "Check that it is the right one and intact, then try again."
@@ -467,7 +466,7 @@ class SqlSource(BaseSource):
                 _stream_rows(connection, self._events_query([*wanted]))
             ) as rows:
                 async for row in rows:
-                    owner = key_of(row, "session_id")
+                    owner = key_of_row(row, "session_id")
                     if owner != current:
                         yield wanted.pop(owner)
                         current = owner
@@ -478,7 +477,7 @@ class SqlSource(BaseSource):
 
     def _events_query(self, keys: list[SessionKey]) -> Any:
         table = self._table("events")
-        key = [table.c[name] for name in _OWNER]
+        key = [table.c[name] for name in SessionKey._fields]
         order = (*key, table.c.timestamp, self._tie_breaker(table))
         query = self._sql.select(table).order_by(*order)
         return query.where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))

@@ -161,7 +161,6 @@ class EncodedSession:
 class EncodedState:
     shared: SharedState
     state: Document
-    size: int
     digest: str | None
     """None for an app with hooks: a digest of what they seal lets others guess it."""
 
@@ -338,7 +337,7 @@ class BatchEncoder:
             shared = SharedState(*owner, shared.state)
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
             digest = _digest(encoded) if self._hooks.is_missing else None
-            self._batch.states[owner] = EncodedState(shared, encoded, size, digest)
+            self._batch.states[owner] = EncodedState(shared, encoded, digest)
             self._batch.size += size
 
 

@@ -326,7 +326,7 @@ class StoreTarget:
         """Load the events at these parts' revisions, and one more, in order."""
         found: dict[SessionKey, list[Document]] = {}
         ranges = [
-            queries.events_until(part.key, part.revision + 1, part.offset)
+            queries.events_after(part.key, part.offset, part.revision + 1)
             for part in parts
         ]
         if ranges:

@@ -160,19 +160,19 @@ class _SessionLine(_UserStateLine, Details):
 def encode_item(item: Item) -> str:
     """Encode an item as a line, without the line end; of a problem, its event."""
     if isinstance(item, Problem):
-        return json_text({"event": item.event})
+        return tagged_json({"event": item.event})
     if isinstance(item, Event):
-        return json_text({"event": decode_value(encode_event_fields(item))})
+        return tagged_json({"event": decode_value(encode_event_fields(item))})
     if isinstance(item, SessionHeader):
         fields = session_fields(item)
         for name in fields.keys() & {"state", INITIAL}:
             fields[name] = _with_sorted_keys(fields[name])
-        return json_text({"session": fields})
+        return tagged_json({"session": fields})
     state = _with_sorted_keys(item.state)
     if item.user_id is None:
-        return json_text({"app_state": {"app_name": item.app_name, "state": state}})
+        return tagged_json({"app_state": {"app_name": item.app_name, "state": state}})
     owner = {"app_name": item.app_name, "user_id": item.user_id}
-    return json_text({"user_state": {**owner, "state": state}})
+    return tagged_json({"user_state": {**owner, "state": state}})
 
 
 def session_fields(header: SessionHeader) -> dict[str, Any]:
@@ -194,10 +194,10 @@ def _with_sorted_keys(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_end(sessions: int, events: int) -> str:
     """Encode the last line, which a truncated file lacks."""
-    return json_text({"end": {"sessions": sessions, "events": events}})
+    return tagged_json({"end": {"sessions": sessions, "events": events}})
 
 
-def json_text(value: Mapping[str, Any]) -> str:
+def tagged_json(value: Mapping[str, Any]) -> str:
     """Write a value as JSON on one line; what JSON cannot hold is tagged."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)

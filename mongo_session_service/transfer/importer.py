@@ -153,7 +153,7 @@ async def move(
 
     Args:
         source: Where the sessions are; it is only read.
-        service: The target; it needs transactions.
+        service: The target.
         selection: Which sessions to import.
         policies: What to do about conflicts and problems.
         on_problem: Called with each problem and conflict that is skipped.
@@ -416,7 +416,7 @@ class ImportTarget(StoreTarget):
         self, key: SessionKey, after: int, until: int | None = None
     ) -> None:
         """Remove events of a reserved session: after a revision, up to one."""
-        log = queries.events_after(key, after, until and until + 1)
+        log = queries.events_after(key, after, until)
         held = self._reservations.held_filter(key)
         fence = Update("sessions", held, {"$inc": {"steps": 1}})
         async for _ in self._storage.remove("events", log, fence):

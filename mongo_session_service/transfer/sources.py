@@ -375,7 +375,7 @@ class StoreSource(BaseSource):
         """The events of a session up to its header's revision, in order."""
         key, revision, storage = header.key, header.revision or 0, self.storage
         found = header.log_begins
-        wanted = LogRange(found, revision + 1)
+        wanted = LogRange(found, revision)
         with suppress(SessionNotFoundError):
             async for page in read_log(storage, key, wanted):
                 for each in page:

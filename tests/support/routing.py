@@ -61,6 +61,7 @@ BROADCASTS = {
     "aggregate sessions by expire_time, _id.session_id": "what expires next is found",
     "find sessions by $or": "what is idle or old is pruned, in any app",
     "aggregate events by $or": "what is idle is pruned, unless it has late events",
+    "aggregate sessions by nothing": "the apps are listed, to prune each",
     "count sessions by nothing": "setup asks whether the collection is large",
     "count events by nothing": "setup asks whether the collection is large",
     "update sessions by turn.holder.token": "all turns of a process are renewed",

@@ -56,7 +56,7 @@ async def test_the_server_copies(
     assert left_in(admin, database) == {"sessions": 2, "events": 5050}
     assert sent.names.count("aggregate") == 5
     assert "getMore" not in sent.names
-    wanted = queries.events_until(KEY, 50)
+    wanted = queries.events_after(KEY, 0, 50)
     explain = {"explain": {"find": "events", "filter": wanted}}
     stats = admin[database].command({**explain, "verbosity": "executionStats"})
     assert stats["executionStats"]["totalDocsExamined"] == 50

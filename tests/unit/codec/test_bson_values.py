@@ -10,20 +10,17 @@ import pytest
 from bson import Binary
 from bson.codec_options import CodecOptions
 from google.genai.types import FunctionResponse
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from support.strategies import identical, json_values, key, nested, states
+from support.strategies import identical, json_values, key, nested
 
 from mongo_session_service import InvalidInputError
 from mongo_session_service.codec.bson_values import (
     MAX_DEPTH,
-    decode_fields,
     decode_value,
-    encode_fields,
     encode_value,
     escape_key,
-    is_plain,
     json_form,
     unescape_key,
 )
@@ -40,24 +37,6 @@ def through_bson(value: Any, options: CodecOptions = CODEC_OPTIONS) -> Any:
 def test_json_survives_bson_type_for_type(value: Any) -> None:
     """Any JSON value comes back identical, down to its types and signs."""
     assert identical(through_bson(value), value)
-
-
-@given(states)
-@example({"": 1})
-@example({"a": [{"b": "x" * 36}, 37]})
-@example({"a": {"b": 2**64}})
-def test_plain_state_is_stored_as_it_is_shown(state: dict[str, Any]) -> None:
-    """State of which BSON shows nothing escaped or wrapped needs no decoding."""
-    fields = encode_fields(state)
-
-    if is_plain(bson.encode({"text": "x" * 36, "state": fields})):
-        assert identical(decode_fields(fields), fields)
-
-
-@pytest.mark.parametrize("value", ["x" * 36, 37, "100 % sure", {"n": [0.5, None, "%"]}])
-def test_a_percent_sign_in_a_text_is_plain(value: Any) -> None:
-    """A UUID's length and a percent sign in a text are no reason to look closer."""
-    assert is_plain(bson.encode(encode_fields({"key": value})))
 
 
 @given(st.lists(key, unique=True))

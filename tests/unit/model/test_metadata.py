@@ -120,8 +120,8 @@ def test_a_change_names_the_details_it_removes() -> None:
     assert changed(title=None) == {"title": ""}
     assert changed(labels={}) == changed(labels=None) == {"labels": []}
     assert changed(ttl=None) == {"ttl": None, "expire_time": None}
-    assert changed(ttl=timedelta(minutes=1)) == {"ttl": 60.0, "expire_time": NOW + 60}
-    assert changed(ttl="60.5s") == {"ttl": 60.5, "expire_time": NOW + 60.5}
+    assert changed(ttl=timedelta(minutes=1)) == {"ttl": 60.0, "expire_time": None}
+    assert changed(ttl="60.5s") == {"ttl": 60.5, "expire_time": None}
     assert changed(expire_time=None) == changed(ttl=math.inf) == changed(ttl=None)
     fixed = {"ttl": None, "expire_time": 1801483200.0}
     assert changed(ttl=None, expire_time="2027-02-01T12:00:00Z") == fixed

@@ -32,7 +32,7 @@ values = json_values() | exotic | st.lists(exotic, max_size=3)
 @given(values)
 def test_values_come_back_exactly(value: Any) -> None:
     """Any value is one line of strict JSON, and is read as what it was."""
-    text = export_file.json_text({"event": value})
+    text = export_file.tagged_json({"event": value})
 
     json.loads(text, parse_constant=pytest.fail)
     assert "\n" not in text
