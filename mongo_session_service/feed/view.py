@@ -121,8 +121,7 @@ async def _add_missed(
 ) -> None:
     """Add the events that follow a revision, and all else if these are the last."""
     session, hooks = view.session, storage.hooks
-    key, begins = session.key, session.begins
-    is_cut = after_revision < begins
+    key, is_cut = session.key, after_revision < session.begins
     if is_cut or view.is_complete:
         start = [Query("events", {"_id": key.event_id(0)})] if is_cut else []
         states = queries.shared_state_queries(*key[:2])
@@ -132,8 +131,7 @@ async def _add_missed(
         shared = [*app, *user]
         trimmed = [decode_trimmed(it, shared, hooks) for it in chain(*before)]
         view.missed += [each.change() for each in trimmed if each]
-    kept = [it for it in log if EventRecord(it).revision > begins]
-    view.missed += _appended_changes(key, kept, hooks)
+    view.missed += _appended_changes(key, session.trimmed(log), hooks)
     if view.is_complete:
         for each in shared:
             view.missed += _state_changes(each, hooks, session.updated)

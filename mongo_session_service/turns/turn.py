@@ -293,7 +293,8 @@ class Turn:
             resumed = {"invocation_id": invocation, "attempts": attempts + 1}
             # The next process finds it if this one dies before it appends anything.
             end = self._lease.found["first_revision"] + len(own) + len(closing)
-            change = {"$set": {"turn.resumed": resumed, "turn.first_revision": end}}
+            kept = {"turn.resumed": resumed, queries.TURN_FIRST_REVISION: end}
+            change = {"$set": kept}
         await self._update_session(change)
         logger.warning(
             "The process of turn %d of session %s has died. The turn %s. Closing"
