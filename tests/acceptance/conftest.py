@@ -85,3 +85,9 @@ async def session(service: MongoSessionService) -> Session:
 def database(new_database: str) -> str:
     """A database that is not there before."""
     return new_database
+
+
+@pytest.fixture
+def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
+    """The options of a command that name the database."""
+    return ("--uri", mongodb_uri, "--database", database)

@@ -17,7 +17,6 @@ import click
 import httpx
 import pytest
 from google.adk.events import Event, EventActions
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 from support.cli_runner import ENVIRONMENT, PROGRAM, call, run
 from support.consumers import PATIENCE, append, create, take
@@ -45,11 +44,15 @@ class Running:
 
 
 @asynccontextmanager
-async def running(uri: str, database: str, *arguments: str) -> AsyncIterator[Running]:
+async def running(
+    uri: str, database: str, *arguments: str, cwd: Path | None = None
+) -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
         PROGRAM,
         *arguments,
         env=ENVIRONMENT | {"MONGODB_URI": uri.replace("/?", f"/{database}?")},
+        cwd=cwd,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -191,15 +194,14 @@ async def test_live_serves_the_page_to_this_machine_only(
 
 
 async def test_consumers_shows_those_behind(
-    mongodb_uri: str, service: MongoSessionService, database: str
+    at: tuple[str, ...], service: MongoSessionService
 ) -> None:
     """Names, lag, lease and dead letters are one row each, or one JSON line."""
     await append(service, await create(service), 2)
-    place = ("--uri", mongodb_uri, "--database", database)
     async with service.consumer("billing", app_name="app") as consumer:
         await take(consumer, 1, commit=True)
-        table = await asyncio.to_thread(run, "consumers", *place)
-    text, stopped = call("consumers", "--json", *place), call("consumers", *place)
+        table = await asyncio.to_thread(run, "consumers", *at)
+    text, stopped = call("consumers", "--json", *at), call("consumers", *at)
 
     header, row = table.stdout.splitlines()
     assert header.split()[:3] == ["NAME", "APP", "LAG"]
@@ -210,7 +212,7 @@ async def test_consumers_shows_those_behind(
 
 
 async def test_dead_letters_are_listed(
-    mongodb_uri: str, service: MongoSessionService, database: str
+    at: tuple[str, ...], service: MongoSessionService
 ) -> None:
     """What a handler has failed on is shown with its error, and the change in JSON."""
     await append(service, await create(service))
@@ -221,10 +223,9 @@ async def test_dead_letters_are_listed(
         raise ValueError("no such account")
 
     await consumer.run(handler, max_attempts=1)
-    place = ("--uri", mongodb_uri, "--database", database)
-    status = call("consumers", *place)
-    table = call("consumers", "dead-letters", "billing", *place)
-    text = call("consumers", "dead-letters", "billing", "--json", *place)
+    status = call("consumers", *at)
+    table = call("consumers", "dead-letters", "billing", *at)
+    text = call("consumers", "dead-letters", "billing", "--json", *at)
 
     assert "1 dead letter. `mongo-session-service consumers dead-l" in status.stderr
     assert "app/user/s" in table.stdout
@@ -244,7 +245,7 @@ async def handle_together(change, txn):
 
 
 async def test_dead_letters_are_handled_again(
-    mongodb_uri: str,
+    at: tuple[str, ...],
     service: MongoSessionService,
     database: str,
     tmp_path: Path,
@@ -265,16 +266,15 @@ async def test_dead_letters_are_handled_again(
         raise ValueError("no such account")
 
     await consumer.run(handler, max_attempts=1)
-    place = ("--uri", mongodb_uri, "--database", database)
 
     def replayed(function: str, *options: str) -> subprocess.CompletedProcess[str]:
         handler = f"{name}:{function}"
         replay = ("consumers", "replay", "billing", "--handler", handler)
-        return call(*replay, *options, *place)
+        return call(*replay, *options, *at)
 
     nowhere = ("consumers", "replay", "b", "--handler", "nowhere:x")
     failed, text = replayed("fail"), replayed("fail", "--json")
-    misspelt, missing = replayed("handel"), call(*nowhere, *place)
+    misspelt, missing = replayed("handel"), call(*nowhere, *at)
     letters = [each async for each in service.consumer("billing").dead_letters()]
     handled = replayed("handle_together", "--transactional")
 
@@ -301,26 +301,6 @@ def test_a_port_in_use_is_named(mongodb_uri: str) -> None:
         f"Error: Cannot listen on port {port}: Address already in use. Choose another"
         " with --port, or any free one with --port 0.\n"
     )
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["prune"], ["import", "sqlite", "{folder}/old.db"]],
-    ids=lambda command: command[0],
-)
-async def test_a_standalone_server_needs_no_option_that_there_is_not(
-    standalone_uri: str, tmp_path: Path, command: list[str]
-) -> None:
-    """What a command advises is what its user can do."""
-    await SqliteSessionService(str(tmp_path / "old.db")).create_session(
-        app_name="app", user_id="user"
-    )
-    command = [each.format(folder=tmp_path) for each in command]
-
-    done = await asyncio.to_thread(call, *command, "--uri", standalone_uri)
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.endswith("then call rs.initiate() once.\n")
 
 
 def leaves(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:

@@ -21,12 +21,6 @@ from mongo_session_service.storage.kernel import Storage
 WHO = tuple(IDS.values())
 
 
-@pytest.fixture
-def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
-    """The options that name the database."""
-    return ("--uri", mongodb_uri, "--database", database)
-
-
 async def fill(service: MongoSessionService, events: int = 2, **details: Any) -> None:
     """Create the session, with some events."""
     session = await service.create_session(**IDS, state={"user:name": "x"}, **details)
@@ -57,67 +51,6 @@ async def test_set_changes_only_the_given_fields(
     assert (four["expire_time"], four["labels"], four["revision"]) == (None, {}, 2)
     text = call("set", *WHO, "--title", "\x1b[31mx", *at)
     assert text.stderr == "Session s: title '\\\\x1b[31mx'; no labels; no expiry.\n"
-
-
-async def test_erasing_a_user_counts_what_it_removes(
-    service: MongoSessionService,
-    at: tuple[str, ...],
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """It counts before and after, removes it all, and can be repeated."""
-    await fill(service)
-    await service.create_session(app_name="app", user_id="other")
-
-    first = call("erase", "app", "user", "--yes", *at)
-    again = call("erase", "app", "user", "--yes", "--json", *at)
-
-    assert first.returncode == again.returncode == 0
-    what = "1 session, 2 events, 1 user state"
-    assert f", for ever: {what}.\nErased {what}.\n" in first.stderr
-    assert again.stderr.startswith("Nothing was stored about user user of app app in ")
-    assert again.stderr.count("\n") == 1
-    assert set(json.loads(again.stdout).values()) == {0}
-    assert left_in(admin, database) == {"sessions": 1, "events": 0}
-
-
-async def test_erasing_a_trimmed_session_counts_stored_events(
-    service: MongoSessionService, at: tuple[str, ...]
-) -> None:
-    """Events that were trimmed before are not erased again."""
-    await fill(service, 5)
-    await service.trim_session(**IDS, keep_last=2)
-
-    done = call("erase", *WHO, "--yes", *at)
-
-    assert (
-        ", for ever: 1 session, 2 events.\nErased 1 session, 2 events.\n" in done.stderr
-    )
-
-
-async def test_erasing_an_app_removes_its_consumers(
-    service: MongoSessionService,
-    at: tuple[str, ...],
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """Every user, the app's state, dead letters and checkpoints go."""
-    await fill(service)
-    await service.create_session(app_name="app", user_id="b", state={"app:x": 1})
-    consumer = service.consumer("billing", app_name="app")
-
-    async def fail(_: object) -> None:
-        await consumer.close()
-        raise ValueError
-
-    await consumer.run(fail, max_attempts=1)
-
-    done = call("erase", "app", "--yes", *at)
-
-    what = "2 sessions, 2 events, 1 user state, 1 app state, 1 dead letter, 1 check"
-    assert what in done.stderr
-    assert left_in(admin, database) == {"sessions": 0, "events": 0}
-    assert admin[database].checkpoints.count_documents({}) == 0
 
 
 async def test_an_interrupted_erasure_is_resumed(

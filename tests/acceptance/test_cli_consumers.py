@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.cli_runner import ENVIRONMENT, PROGRAM, call
+from support.cli_runner import call
 from support.consumers import PATIENCE, append, begun, create, told
+from test_cli import Running, running
 
 from mongo_session_service import Change, MongoSessionService
 
@@ -31,17 +32,8 @@ async def together(change, txn):
 """
 
 
-class Service:
+class Service(Running):
     """A consumer that the command line runs."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    async def line(self) -> str:
-        """Return the next line that its handler prints."""
-        assert self.process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
-            return (await self.process.stdout.readline()).decode().rstrip("\n")
 
     async def log_until(self, text: str) -> str:
         """Return what it logs, up to a line with this text."""
@@ -53,10 +45,6 @@ class Service:
                 assert line, lines
                 lines += line.decode()
         return lines
-
-    async def ended(self) -> int:
-        async with asyncio.timeout(PATIENCE):
-            return await self.process.wait()
 
     def answer(self) -> None:
         """Let the handler that lingers go on."""
@@ -77,20 +65,9 @@ async def serving(
 ) -> AsyncIterator[Service]:
     """Run consumer "billing" as a service would be."""
     handler = ("--handler", f"billing_app:{function}")
-    process = await asyncio.create_subprocess_exec(
-        *(PROGRAM, "consumers", "run", "billing", *handler, *options),
-        env=ENVIRONMENT | {"MONGODB_URI": uri.replace("/?", f"/{database}?")},
-        cwd=directory,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield Service(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+    command = ("consumers", "run", "billing", *handler, *options)
+    async with running(uri, database, *command, cwd=directory) as started:
+        yield Service(started.process)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
@@ -189,13 +166,12 @@ async def test_a_run_until_caught_up_ends_by_itself(
 
 
 async def test_a_consumer_is_reset(
-    mongodb_uri: str, service: MongoSessionService, database: str
+    at: tuple[str, ...], service: MongoSessionService
 ) -> None:
     """It reads everything, nothing, or what is since a time."""
     session = await create(service)
     await append(service, session, 2)
-    place = ("--uri", mongodb_uri, "--database", database)
-    reset = ("consumers", "reset", "billing", *place)
+    reset = ("consumers", "reset", "billing", *at)
     seen: list[Change] = []
 
     async def read() -> list[tuple[str, int | None]]:
@@ -239,7 +215,7 @@ async def test_a_run_that_kept_dead_letters_exits_with_3(
 
 
 async def test_a_consumer_is_removed(
-    mongodb_uri: str, service: MongoSessionService, database: str
+    at: tuple[str, ...], service: MongoSessionService
 ) -> None:
     """With its dead letters; the name begins anew, and others are left alone."""
     await append(service, await create(service))
@@ -247,8 +223,7 @@ async def test_a_consumer_is_removed(
         await service.consumer(name).run(
             lambda _: 1 / 0, max_attempts=1, until_caught_up=True
         )
-    place = ("--uri", mongodb_uri, "--database", database)
-    remove = ("consumers", "remove", "billing", *place)
+    remove = ("consumers", "remove", "billing", *at)
     done, again = call(*remove, "--yes"), call(*remove, "--yes")
     [left] = await service.consumers()
 
@@ -260,7 +235,7 @@ async def test_a_consumer_is_removed(
 
 @pytest.mark.parametrize("command", ["remove", "reset"])
 async def test_a_consumer_that_runs_is_neither_removed_nor_reset(
-    mongodb_uri: str, service: MongoSessionService, database: str, command: str
+    at: tuple[str, ...], service: MongoSessionService, command: str
 ) -> None:
     """The message says who runs it, and it goes on undisturbed."""
     await create(service)
@@ -268,8 +243,7 @@ async def test_a_consumer_that_runs_is_neither_removed_nor_reset(
     reading = asyncio.create_task(anext(consumer))
     await begun(service)
     arguments = ("consumers", command, "billing", "--yes")
-    place = ("--uri", mongodb_uri, "--database", database)
-    refused = await asyncio.to_thread(call, *arguments, *place)
+    refused = await asyncio.to_thread(call, *arguments, *at)
     [status] = await service.consumers()
     reading.cancel()
     await consumer.close()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 
 import pytest
-from support.cli_runner import run
 from support.consumers import append, create
 from test_cli import running
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.embedded.mongod import free_ports, standard_port
+from mongo_session_service.embedded.mongod import standard_port
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -38,19 +36,6 @@ async def test_mongod_keeps_its_data_directory(
             assert await command.ended() == 0
 
 
-async def test_mongod_listens_on_the_given_port() -> None:
-    """A port that is demanded is the URI's, or is said to be taken, in one line."""
-    (port,) = free_ports(1)
-    async with running("", "adk", "mongod", "--port", str(port)) as command:
-        uri = await command.line()
-        taken = await asyncio.to_thread(run, "mongod", "--port", str(port))
-
-    assert uri == f"mongodb://127.0.0.1:{port}/adk?replicaSet=rs0"
-    assert (taken.returncode, taken.stdout) == (1, "")
-    assert f"cannot listen on port {port}: Address already in use" in taken.stderr
-    assert taken.stderr.count("\n") == 1
-
-
 async def test_mongod_listens_where_clients_look_for_it() -> None:
     """Without a port it has MongoDB's own, and any other if that is taken."""
     is_free = standard_port(None, 1) == 27017
@@ -68,22 +53,3 @@ async def test_mongod_listens_where_clients_look_for_it() -> None:
     assert standard == [is_free, False, False]
     assert len(set(uris)) == 3
     assert remark == "Port 27017 is taken, so it uses another."
-
-
-def test_mongod_has_ports_for_all_its_members() -> None:
-    """A port that leaves no room for those after it is wrong usage."""
-    result = run("mongod", "--port", "65535", "--members", "2")
-
-    assert result.returncode == 2
-    assert "port must be 1 to 65534, not 65535" in result.stderr
-
-
-def test_mongod_explains_a_failed_start(tmp_path: Path) -> None:
-    """A directory of another number of members is refused in one line."""
-    (tmp_path / "ports.json").write_text("[1]")
-
-    result = run("mongod", "--members", "2", "--data-dir", str(tmp_path))
-
-    assert result.returncode == 1
-    assert "is 1, not 2" in result.stderr
-    assert result.stderr.count("\n") == 1

@@ -14,12 +14,6 @@ from mongo_session_service import MongoSessionService
 
 
 @pytest.fixture
-def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
-    """The options that name the database."""
-    return ("--uri", mongodb_uri, "--database", database)
-
-
-@pytest.fixture
 async def _stored(service: MongoSessionService) -> None:
     """Two apps, of three sessions of four events each."""
     for app in ("shop", "trips"):

@@ -23,12 +23,6 @@ BOB = {"app_name": "shop", "user_id": "bob", "session_id": "\x1b[2J"}
 
 
 @pytest.fixture
-def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
-    """The options that name the database."""
-    return ("--uri", mongodb_uri, "--database", database)
-
-
-@pytest.fixture
 async def running(service: MongoSessionService) -> RunningTurn:
     """A turn of Bob, whose model is silent."""
     await service.create_session(**BOB)

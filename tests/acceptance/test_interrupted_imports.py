@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sqlite3
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
 from support.cli_runner import PATIENCE, call, start
 from support.foreign_stores import Place, adk_mongodb, sql_sqlite, sqlite
-from support.forked_processes import killed, signalled
+from support.forked_processes import signalled
 from support.sample_data import fill
 
 from mongo_session_service.model.records import SessionKey
@@ -39,95 +38,26 @@ def large(tmp_path: Path) -> Path:
     with sqlite3.connect(path) as file:
         file.execute("DELETE FROM sessions")
         row = file.execute("SELECT * FROM events LIMIT 1").fetchone()
+        own = f'"{row[0]}"'
         file.execute("DELETE FROM events")
         for number in range(SESSIONS):
             key = ("app", "user", f"s{number}")
             values = (*key, '{"n": 1}', 1.5, 2.5)
             file.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)", values)
-            grow(file, number, range(EVENTS), row)
+            file.executemany(
+                "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    (f"{n}", *key, "inv", float(n), row[-1].replace(own, f'"{n}"'))
+                    for n in range(EVENTS)
+                ),
+            )
     file.close()
     return path
-
-
-def grow(
-    file: sqlite3.Connection, number: int, events: range, row: tuple[str, ...]
-) -> None:
-    """Give a session these events, each like that of a row."""
-    key = ("app", "user", f"s{number}")
-    file.executemany(
-        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (
-            (f"{n}", *key, "inv", float(n), row[-1].replace(f'"{row[0]}"', f'"{n}"'))
-            for n in events
-        ),
-    )
 
 
 def counts(admin: MongoClient, database: str) -> tuple[int, int]:
     stored = admin[database]
     return stored.sessions.count_documents({}), stored.events.count_documents({})
-
-
-def sessions_are_whole(admin: MongoClient, database: str, *revisions: int) -> bool:
-    """Whether each that exists is at one of these revisions, and has its events."""
-    for each in admin[database].sessions.find({"revision": {"$gte": 0}}):
-        of_it = {f"_id.{name}": id_ for name, id_ in each["_id"].items()}
-        found = admin[database].events.count_documents(of_it)
-        if each["revision"] != found or found not in revisions:
-            return False
-    return True
-
-
-@pytest.mark.long
-def test_a_killed_import_goes_on(
-    large: Path, mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """Killed again and again, it ends with every event once, and none in part."""
-    command = ["sqlite", str(large), mongodb_uri, "--database", database]
-    kill = partial(killed, "import", *command, admin=admin, database=database)
-
-    kill(collection="user_states")
-    for after in (1, 101):
-        kill(collection="events", changes=after)
-        assert sessions_are_whole(admin, database, EVENTS)
-    last = call("import", *command)
-    verified = call("verify", *command, "--exact")
-
-    assert (last.returncode, last.stderr) == (0, "")
-    assert counts(admin, database) == (SESSIONS, SESSIONS * EVENTS)
-    assert (verified.returncode, verified.stderr) == (0, "")
-
-
-@pytest.mark.release
-def test_a_killed_catch_up_goes_on(
-    large: Path, mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """Of what has grown meanwhile nothing is lost or doubled, or in conflict."""
-    command = ["sqlite", str(large), mongodb_uri, "--database", database]
-    kill = partial(killed, "import", *command, admin=admin, database=database)
-    call("import", *command)
-    grown = 2_100
-    with sqlite3.connect(large) as file:
-        row = file.execute("SELECT * FROM events WHERE id = '7'").fetchone()
-        changed = "UPDATE sessions SET state = '{\"n\": 2}', update_time = 3e3"
-        for number in range(SESSIONS - 1):
-            grow(file, number, range(EVENTS, grown), row)
-            file.execute(f"{changed} WHERE id = 's{number}'")
-        for table in ("app_states", "user_states"):
-            file.execute(f"UPDATE {table} SET state = '{{\"last\": 5}}'")  # noqa: S608
-    file.close()
-
-    kill(collection="app_states", kind="update")
-    kill(collection="events")
-    kill(collection="events", changes=101)
-    whole = sessions_are_whole(admin, database, EVENTS, 2_000, grown)
-    last = call("import", *command)
-    verified = call("verify", *command, "--exact")
-
-    assert whole
-    assert (last.returncode, last.stderr) == (0, "")
-    assert counts(admin, database) == (SESSIONS, (SESSIONS - 1) * grown + EVENTS)
-    assert (verified.returncode, verified.stderr) == (0, "")
 
 
 @pytest.mark.long

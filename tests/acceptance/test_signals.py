@@ -54,35 +54,6 @@ async def test_an_export_leaves_no_part_of_its_file(
 
 
 @pytest.mark.daily(1)
-@pytest.mark.parametrize(
-    ("ending", "times"),
-    [
-        *((signal.SIGINT, times) for times in (1, 2, 5)),
-        (signal.SIGTERM, 2),
-        (signal.SIGHUP, 1),
-    ],
-)
-async def test_the_live_page_ends_quietly_after_many_signals(
-    mongodb_uri: str,
-    service: MongoSessionService,
-    database: str,
-    ending: int,
-    times: int,
-) -> None:
-    """Two or five times Ctrl-C leave no traceback."""
-    await fill(service)
-    arguments = [mongodb_uri, "--database", database, "--port", "0", "--no-open"]
-    with start("live", *arguments) as process:
-        assert process.stderr is not None
-        assert b"Ctrl-C stops it" in process.stderr.readline()
-        for _ in range(times):
-            process.send_signal(ending)
-        errors = process.communicate(timeout=PATIENCE)[1]
-
-    assert (process.returncode, errors.decode()) == (130, "")
-
-
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("command", [("watch",), ("live", "--port", "0", "--no-open")])
 async def test_a_command_in_the_background_of_a_script_can_be_ended(
     mongodb_uri: str, service: MongoSessionService, database: str, command: tuple[str]

@@ -4,57 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 
-import pytest
 from pymongo import MongoClient
 from support.cli_runner import call
 from support.foreign_stores import Place, sqlite
 from support.transfers import IDS, NAMED
-
-from mongo_session_service.model.wording import counted
-
-
-@pytest.mark.parametrize(
-    ("chosen", "sessions", "events"),
-    [
-        (["--app", "bank", "--app", "weather", "--user", "ada"], 3, 18),
-        (["--app", "weather", "--user", "ada", "--user", "carl"], 3, 12),
-        (["--since", "2025-01-01T00:15:00"], 3, 12),
-        (["--since", "2025-01-01T01:15:00+01:00", "--app", "bank"], 1, 6),
-        (["--since", "1735690500", "--user", "bob/x", "--user", "carl"], 2, 6),
-    ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
-)
-async def test_import_and_verify_concern_the_chosen_sessions_only(
-    place: Place,
-    mongodb_uri: str,
-    database: str,
-    admin: MongoClient,
-    chosen: list[str],
-    sessions: int,
-    events: int,
-) -> None:
-    """They are chosen by apps, by users, and by the time of their last update."""
-    store = await sqlite(place)
-    command = [*store.command, mongodb_uri, "--database", database, *chosen]
-
-    imported = call("import", *command)
-    verified = call("verify", *command, "--exact")
-
-    assert (imported.returncode, imported.stderr) == (0, "")
-    assert f"Moved {events} events" in imported.stdout
-    assert f": {sessions} new" in imported.stdout
-    assert admin[database].sessions.count_documents({}) == sessions
-    assert (verified.returncode, verified.stderr) == (0, "")
-    compared = f"Compared {counted(sessions, 'session')} with {events} events"
-    assert compared in verified.stdout
-
-
-def test_a_time_has_to_be_one() -> None:
-    """What is no time is wrong usage, with an example of one."""
-    done = call("verify", "sqlite", "x.db", "mongodb://h", "--since", "yesterday")
-
-    assert done.returncode == 2
-    assert "'yesterday' is not a time such as 2026-11-21T04:00:00Z" in done.stderr
 
 
 async def test_a_conflict_fails_or_is_skipped(

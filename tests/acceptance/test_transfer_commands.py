@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from google.adk.events import Event
 from pymongo import MongoClient
-from support.cli_runner import ENVIRONMENT, PATIENCE, PROGRAM, call, run
+from support.cli_runner import call, run
 from support.encryption_hooks import (
     CANARY,
     KEY,
@@ -24,63 +22,9 @@ from support.encryption_hooks import (
     cluster_time,
 )
 from support.foreign_stores import Place, sql_postgresql, sqlite
-from support.forked_processes import on_a_terminal
 from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
-
-COMMANDS = [
-    *([group, kind] for group in ("import", "verify") for kind in ("sql", "sqlite")),
-    *([group, "adk-mongodb"] for group in ("import", "verify")),
-    *([group, "jsonl"] for group in ("import", "verify")),
-    *([group, "service"] for group in ("import", "verify")),
-    ["export"],
-]
-
-
-async def test_a_store_is_imported_and_verified(
-    place: Place, mongodb_uri: str, database: str
-) -> None:
-    """Import says what it moved, verify finds no difference, and both exit with 0."""
-    store = await sqlite(place)
-    target = [mongodb_uri, "--database", database]
-
-    imported = call("import", *store.command, *target)
-    verified = call("verify", *store.command, *target, "--exact")
-
-    assert (imported.returncode, imported.stderr) == (0, "")
-    assert "Moved 24 events" in imported.stdout
-    assert ": 5 new, 5 shared states.\n" in imported.stdout
-    assert "--since 20" in imported.stdout
-    assert (verified.returncode, verified.stderr) == (0, "")
-    compared = "Compared 5 sessions with 24 events and 5 shared states"
-    assert verified.stdout.startswith(f"{compared} in database {target[2]} on ")
-    assert verified.stdout.endswith(": no differences.\n")
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
-    """Help ends well, and shows one line to start from."""
-    done = call(*command, "--help")
-
-    assert done.returncode == 0
-    assert f"  mongo-session-service {' '.join(command)} " in done.stdout
-
-
-async def test_differences_have_an_exit_code(
-    place: Place, mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """What is missing is named, and the exit code is 3."""
-    store = await sqlite(place)
-    target = [mongodb_uri, "--database", database]
-    call("import", *store.command, *target)
-    admin[database].sessions.delete_one({"_id.session_id": "s2"})
-
-    done = call("verify", *store.command, *target)
-
-    assert done.returncode == 3
-    assert "session 's2' of user 'ada' in app 'weather'" in done.stderr
-    assert ": 1 difference." in done.stdout
 
 
 async def test_verify_names_an_empty_target_once(
@@ -117,23 +61,6 @@ async def test_an_export_goes_through_a_pipe_and_back(
     assert (verified.returncode, imported.stderr) == (0, "")
 
 
-def test_an_export_ends_quietly_with_its_pipe(mongodb_uri: str, database: str) -> None:
-    """As after "| head": with code 1, and nothing to complain of."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(
-        [PROGRAM, "export", mongodb_uri, "--database", database],
-        env=ENVIRONMENT,
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        check=False,
-        timeout=PATIENCE,
-    )
-    os.close(writing)
-
-    assert (done.returncode, done.stderr) == (1, b"")
-
-
 def test_a_misspelt_database_is_named_and_not_created(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
@@ -144,16 +71,6 @@ def test_a_misspelt_database_is_named_and_not_created(
     assert f"from database {database} on " in done.stderr
     assert "Check the database, --prefix, --app" in done.stderr
     assert admin[database].list_collection_names() == []
-
-
-@pytest.mark.parametrize("group", ["import", "verify"])
-def test_a_group_alone_shows_its_help(group: str) -> None:
-    """Without a kind of source, the kinds are listed, once and as usage."""
-    done = call(group)
-
-    assert done.returncode == 2
-    assert done.stderr.count("Usage:") == 1
-    assert "adk-mongodb" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -192,26 +109,6 @@ def test_errors_are_one_line_with_a_remedy(
     assert "Traceback" in in_full.stderr
 
 
-async def test_an_empty_source_is_named(
-    place: Place, mongodb_uri: str, database: str
-) -> None:
-    """Nothing to move or compare, be it the wrong app, is not taken for a success."""
-    store = await sqlite(place)
-    command = [*store.command, mongodb_uri, "--database", database, "--app", "typo"]
-
-    for done in call("import", *command), call("verify", *command):
-        assert done.returncode == 3
-        assert "has no matching session" in done.stderr
-
-
-def test_a_missing_target_is_named() -> None:
-    """Without a place to move to, the usage is shown."""
-    done = run("import", "sqlite", "x.db", MONGODB_URI="")
-
-    assert done.returncode == 2
-    assert "No MongoDB URI. Set MONGODB_URI" in done.stderr
-
-
 async def test_secrets_come_from_the_environment(
     place: Place, mongodb_uri: str, database: str
 ) -> None:
@@ -229,22 +126,6 @@ async def test_secrets_come_from_the_environment(
     assert (done.returncode, done.stderr) == (0, "")
     assert "5 new" in done.stdout
     assert "s3cr3t" not in done.stdout
-
-
-@pytest.mark.xdist_group("terminals")
-async def test_a_terminal_shows_rate_and_remaining_time(
-    place: Place, mongodb_uri: str, database: str
-) -> None:
-    """A terminal shows how far and how fast it goes."""
-    store = await sql_postgresql(place)
-    target = [mongodb_uri, "--database", database]
-
-    code, shown = on_a_terminal("import", "sql", store.command[1], *target)
-
-    assert code == 0, shown
-    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown)
-    assert re.search(r"24 events [\d,]+/s \d:\d\d:\d\d", plain)
-    assert "Moved 24 events" in shown
 
 
 async def test_one_conversation_is_brought_back_from_a_backup(

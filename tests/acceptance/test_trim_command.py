@@ -14,7 +14,7 @@ DAY = 86_400.0
 
 
 async def test_trim_removes_by_age_from_all_sessions_of_an_app(
-    mongodb_uri: str, service: MongoSessionService, database: str
+    at: tuple[str, ...], service: MongoSessionService
 ) -> None:
     """Old events go from each session of the app; it says how many."""
     now = time.get_time()
@@ -30,11 +30,10 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
         for age in ages:
             event = Event(author="x", timestamp=now - age * DAY)
             await service.append_event(session, event)
-    place = ("--uri", mongodb_uri, "--database", database)
 
-    trimmed = call("trim", "app", "--older-than", "36h", *place)
-    again = call("trim", "app", "--older-than", "1d", "--json", *place)
-    shown = call("show", "app", "ada", "s", *place)
+    trimmed = call("trim", "app", "--older-than", "36h", *at)
+    again = call("trim", "app", "--older-than", "1d", "--json", *at)
+    shown = call("show", "app", "ada", "s", *at)
 
     assert (trimmed.returncode, trimmed.stdout) == (0, "")
     assert trimmed.stderr.startswith("Removed 2 events from 1 of 3 sessions in ")

@@ -109,23 +109,6 @@ def _wait_until_asleep(pid: int | None) -> None:
         time.sleep(0.001)
 
 
-def killed(
-    *arguments: str,
-    admin: MongoClient[Any],
-    database: str,
-    collection: str,
-    changes: int = 1,
-    kind: str = "insert",
-) -> None:
-    """Run a command, and kill it as soon as a collection has had so many changes."""
-    changed = {"$match": {"ns.coll": collection, "operationType": kind}}
-    with admin[database].watch([changed]) as stream:
-        code = _signalled(arguments, stream, changes, signal.SIGKILL)
-    assert code == -signal.SIGKILL
-    # As MongoDB does with the transactions of the dead within a minute.
-    admin.admin.command("killAllSessions", [])
-
-
 def signalled(
     *arguments: str,
     admin: MongoClient[Any],
@@ -134,22 +117,16 @@ def signalled(
     sent: signal.Signals,
 ) -> int | None:
     """Run a command, and send a signal once so much has changed; its exit code."""
-    with admin[database].watch() as stream:
-        code = _signalled(arguments, stream, changes, sent)
-    admin.admin.command("killAllSessions", [])  # as above
-    return code
-
-
-def _signalled(
-    arguments: tuple[str, ...], stream: Any, changes: int, sent: signal.Signals
-) -> int | None:
     process = FORKS.Process(target=_run, args=(arguments,))
-    process.start()
-    seen = 0
-    while seen < changes and process.is_alive():
-        seen += stream.try_next() is not None
-    if process.pid is not None:
-        with suppress(ProcessLookupError):  # it has ended by itself
-            os.kill(process.pid, sent)
-    process.join()
+    with admin[database].watch() as stream:
+        process.start()
+        seen = 0
+        while seen < changes and process.is_alive():
+            seen += stream.try_next() is not None
+        if process.pid is not None:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(process.pid, sent)
+        process.join()
+    # As MongoDB does with the transactions of the dead within a minute.
+    admin.admin.command("killAllSessions", [])
     return process.exitcode
