@@ -7,7 +7,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from google.adk.agents import LlmAgent
 from google.adk.errors import StaleSessionError
 from google.adk.events import Event, EventActions
@@ -56,46 +55,6 @@ def rivals_event() -> Event:
     delta = {"color": "theirs", "rival": True, "user:color": "theirs", "app:n": 1}
     actions = EventActions(state_delta=delta)
     return Event(author="rival", invocation_id="rivals", actions=actions)
-
-
-async def test_append_during_a_rewind(
-    service: MongoSessionService, mongodb_uri: str, database: str
-) -> None:
-    """A rewind that was computed from an outdated log is refused, changing nothing."""
-    runner = painter(service, "red", "blue")
-    await start(service, "s")
-    turns = [await ask(runner, "s", "Next") for _ in range(2)]
-    session = await stored(service, "s")
-
-    async with Overtaken(mongodb_uri, database=database) as late:
-        late.before_append = lambda: service.append_event(session, rivals_event())
-        with pytest.raises(StaleSessionError):
-            await rewind(painter(late), "s", turns[1])
-
-    assert await stored(service, "s") == session
-    assert session.events[-1].author == "rival"
-    assert session.state == folded(session)
-
-
-async def test_rewind_during_a_turn(
-    service: MongoSessionService, mongodb_uri: str, database: str
-) -> None:
-    """A turn that began before a rewind is refused; begun anew, it is accepted."""
-    runner = painter(service, "red", "blue", "green")
-    await start(service, "s")
-    turns = [await ask(runner, "s", "Next") for _ in range(2)]
-
-    async with Overtaken(mongodb_uri, database=database) as late:
-        late.before_append = lambda: rewind(runner, "s", turns[1])
-        with pytest.raises(StaleSessionError):
-            await ask(painter(late, "black"), "s", "Next")
-
-    session = await stored(service, "s")
-    rewound = session.events[-1].actions.rewind_before_invocation_id
-    assert rewound == turns[1][0].invocation_id
-    assert session.state == folded(session) == {"color": "red"}
-    await ask(runner, "s", "Next")
-    assert (await stored(service, "s")).state == {"color": "green"}
 
 
 async def succeeds(attempt: Awaitable[Any]) -> bool:
