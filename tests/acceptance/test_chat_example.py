@@ -177,41 +177,6 @@ async def test_versions_of_a_message_flip_in_every_window(
             await expect(window.get_by_role("link")).to_have_count(1)
 
 
-async def test_versions_of_versions_are_found_again(
-    chat: Any, page: Page, model: SpokenModel
-) -> None:
-    """An arrow leads to what was last said in that version, however deep."""
-    async with two_windows(chat, page) as windows:
-        page, other = windows
-        for text in ("A1", "A2"):
-            await ask(page, text)
-            await answer(model, f"to {text}")
-            await expect(page.locator("#messages p").last).to_have_text(f"to {text}")
-        await edit(page, "A2", "B2")
-        await answer(model, "to B2")
-        await expect_shown(windows, "A1", "to A1", "B2", "to B2")
-        await expect_version(windows, "A1", "")
-        await expect_version(windows, "B2", "2/2")
-
-        await edit(page, "A1", "C1")
-        await answer(model, "to C1")
-        await expect_shown(windows, "C1", "to C1")
-        await expect_version(windows, "C1", "2/2")
-        await ask(other, "C2")
-        await answer(model, "to C2")
-        await expect_shown(windows, "C1", "to C1", "C2", "to C2")
-        await press(page, "C1", "Previous version")
-        await expect_shown(windows, "A1", "to A1", "B2", "to B2")
-        await expect_version(windows, "A1", "1/2")
-        await expect_version(windows, "B2", "2/2")
-        await press(page, "B2", "Next version")
-        await expect_shown(windows, "A1", "to A1", "A2", "to A2")
-        await press(other, "A1", "Next version")
-        await expect_shown(windows, "C1", "to C1", "C2", "to C2")
-        await expect_version(windows, "C1", "2/2")
-        await expect_version(windows, "C2", "")
-
-
 async def test_a_conversation_goes_on_after_a_restart(
     load: Callable[[], Any], model: SpokenModel
 ) -> None:

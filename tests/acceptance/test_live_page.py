@@ -233,23 +233,3 @@ async def test_a_session_may_come_later_than_the_page(
 
     await expect(page.locator("#status")).to_have_text("Live")
     await expect(page.locator("#state .row")).to_contain_text("Turin")
-
-
-@pytest.mark.usefixtures("session")
-async def test_the_list_of_sessions_is_live(
-    page: Page, url: str, service: MongoSessionService
-) -> None:
-    """A new session comes up on top, counts its events, and opens with a click."""
-    await page.goto(url)
-    await expect(page.locator("#sessions .name")).to_have_text(["monday"])
-    await expect(page.locator("#picker-text")).to_contain_text("Newest first")
-    new = await service.create_session(**{**KEY, "session_id": "tuesday"})
-    await expect(page.locator("#sessions .name")).to_have_text(["tuesday", "monday"])
-    await say(service, new, "hello")
-    await expect(page.locator("#sessions .side").first).to_contain_text("1 event")
-
-    await page.get_by_role("link", name="tuesday").click()
-
-    await expect(page.locator(".event .text")).to_have_text("hello")
-    await page.go_back()
-    await expect(page.locator("#sessions .name")).to_have_text(["tuesday", "monday"])

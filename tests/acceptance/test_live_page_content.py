@@ -158,35 +158,6 @@ async def test_an_image_is_shown_within_bounds(
     )
 
 
-async def test_a_call_and_an_id_fit_on_a_phone(
-    page: Page, url: str, service: MongoSessionService, session: Session
-) -> None:
-    """What a call is waiting for stays in its card, and an id is shortened once."""
-    name = "adk_request_confirmation"
-    call = types.FunctionCall(id="c", name=name, args={"hint": "x" * 80})
-    await append(service, session, types.Part(function_call=call))
-    answer = types.FunctionResponse(id="c", name=name, response={"confirmed": True})
-    reply = types.Content(role="user", parts=[types.Part(function_response=answer)])
-    await service.append_event(session, Event(author="user", content=reply))
-    await service.create_session(app_name=KEY["app_name"], user_id="ada")
-    await page.set_viewport_size({"width": 390, "height": 844})
-    await page.goto(of(url))
-
-    note = page.locator("summary > .what").last
-    await expect(note).to_have_text("answered by the user")
-    card = await page.locator("details.call").bounding_box()
-    inside = await note.bounding_box()
-    assert card is not None
-    assert inside is not None
-    assert inside["x"] + inside["width"] < card["x"] + card["width"] - 10
-    assert inside["height"] < 25
-
-    await page.goto(f"{url}/?app_name={KEY['app_name']}")
-    titles = page.locator("#sessions .name")
-    await expect(titles).to_contain_text(["…", "monday"])
-    assert await titles.first.evaluate("it => it.scrollWidth <= it.clientWidth")
-
-
 async def test_a_long_result_shows_its_size_and_can_be_copied(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:

@@ -13,8 +13,8 @@ from google.adk.agents import LlmAgent
 from playwright.async_api import Page, expect
 from starlette.requests import Request
 from support import waiting
-from support.http_server import may_read, serving
-from support.live_pages import KEY, ask_clock, say
+from support.http_server import serving
+from support.live_pages import ask_clock, say
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import MongoSessionService
@@ -38,19 +38,6 @@ async def own_app(service: MongoSessionService) -> AsyncIterator[str]:
     app.mount("/live", live_app(service, authorize=is_adas))
     async with serving(app) as url:
         yield f"{url}/live"
-
-
-async def test_the_list_has_the_chosen_app_only(
-    page: Page, service: MongoSessionService
-) -> None:
-    """Its few old sessions are listed, though another app has many newer ones."""
-    await create(service, "old", app_name="quiet", title="A quiet one")
-    await asyncio.gather(*(create(service, f"s{n}") for n in range(120)))
-    async with serving(live_app(service, authorize=may_read, app_name="quiet")) as url:
-        for address in (f"{url}/?app_name=quiet", url):
-            await page.goto(address)
-            await expect(page.locator("#sessions .name")).to_have_text(["A quiet one"])
-        await expect(page.locator("#sessions .of")).to_contain_text("old")
 
 
 async def test_the_list_has_pages(
@@ -193,29 +180,6 @@ async def test_without_an_app_the_apps_are_shown(
     await expect(page.locator("#picker-title")).to_have_text("Apps")
 
 
-async def test_an_own_app_lists_the_sessions_that_its_user_may_read(
-    page: Page, own_app: str, service: MongoSessionService
-) -> None:
-    """The same list, of what ``authorize`` permits; a session leads back to it."""
-    await create(service, "mine", title="Mine")
-    await create(service, "theirs", user_id="bob")
-    await page.goto(f"{own_app}?app_name=weather&user_id=ada")
-    names = page.locator("#sessions .name")
-    await expect(names).to_have_text(["Mine"])
-    await expect(page.locator("#picker-title")).to_have_text(
-        "Sessions of ada in app weather"
-    )
-    assert service.database_name not in await page.content()
-    new = await create(service, "new")
-    await expect(names).to_have_text(["new", "Mine"])
-    await say(service, new, "hello")
-
-    await names.first.click()
-    await expect(page.locator(".event .text")).to_have_text("hello")
-    await page.locator("#home").click()
-    await expect(names).to_have_text(["new", "Mine"])
-
-
 async def test_the_page_reports_that_a_list_may_not_be_read(
     page: Page, own_app: str
 ) -> None:
@@ -226,57 +190,3 @@ async def test_the_page_reports_that_a_list_may_not_be_read(
     await expect(page.locator("#notice-text")).to_have_text("You may not do this.")
     await expect(page.locator("#begin")).to_be_hidden()
     assert await page.locator("main:visible input:visible").count() == 0
-
-
-async def test_evaluations_are_listed_when_asked_for(
-    page: Page, url: str, service: MongoSessionService
-) -> None:
-    """ADK's evaluations make sessions, which are in the way of everybody else."""
-    await create(service, "s")
-    await create(service, "adk-eval-session-1")
-    await page.goto(f"{url}/?app_name=weather")
-    names = page.locator("#sessions .name")
-    await expect(names).to_have_text(["s"])
-
-    await page.get_by_role("link", name="Show sessions of evaluations").click()
-
-    await expect(names).to_have_text(["adk-eval-session-1", "s"])
-    await create(service, "___eval___session___2")
-    await expect(names.first).to_have_text("___eval___session___2")
-    await page.get_by_role("link", name="Hide sessions of evaluations").click()
-    await expect(names).to_have_text(["s"])
-
-
-async def test_a_cut_connection_brings_the_list_up_to_date(
-    page: Page, service: MongoSessionService
-) -> None:
-    """What happened while the server was away is there once it is back."""
-    await create(service, "s")
-    app = live_app(service, authorize=may_read)
-    async with serving(app) as url:
-        await page.goto(f"{url}/?app_name=weather")
-        await expect(page.locator("#sessions .name")).to_have_text(["s"])
-    await create(service, "missed")
-    async with serving(app, int(url.rpartition(":")[2])):
-        await expect(page.locator("#sessions .name")).to_have_text(["missed", "s"])
-        await expect(page.locator("#status")).to_have_text("Live")
-
-
-async def test_hostile_names_are_only_text(
-    page: Page, url: str, service: MongoSessionService
-) -> None:
-    """Titles, labels, apps and ids that look like markup are shown as they are."""
-    hostile = "<img src=x onerror='window.hacked=1'>"
-    key = {"app_name": hostile, "user_id": hostile, "session_id": hostile}
-    await service.create_session(**key, title=hostile, labels={hostile: hostile})
-    await service.create_session(**KEY)
-    await page.goto(url)
-    await expect(page.locator("#sessions .name")).to_have_text([hostile, "weather"])
-    await page.locator("#sessions a").first.click()
-    await expect(page.locator("#sessions .name")).to_have_text([hostile])
-    await expect(page.locator("#sessions .tag")).to_have_text(f"{hostile}={hostile}")
-    await page.locator("#picker-filter").fill(hostile)
-    await expect(page.locator("#found")).to_contain_text("1 session by title")
-
-    assert await page.evaluate("window.hacked ?? null") is None
-    assert await page.locator("main img").count() == 0

@@ -113,17 +113,6 @@ async def test_the_address_names_the_event(page: Page, url: str) -> None:
 
 
 @pytest.mark.usefixtures("session")
-async def test_a_click_on_an_events_key_shows_its_value(page: Page, url: str) -> None:
-    """The state is that after the event, with the key in sight."""
-    await page.goto(of(url))
-    await page.get_by_role("button", name="city = ").first.click()
-
-    await expect(page.locator("#moment-words")).to_have_text("after event 1")
-    row = page.locator('#state-then [data-key="city"]')
-    await expect(row).to_have_class(re.compile("pointed"))
-
-
-@pytest.mark.usefixtures("session")
 async def test_a_fork_is_asked_for_and_opened(
     page: Page, url: str, service: MongoSessionService
 ) -> None:
@@ -155,21 +144,3 @@ async def test_the_page_offers_permitted_actions_only(
         await page.goto(of(url))
         await expect(page.locator("#status")).to_have_text("Live")
         await expect(page.locator("#fork")).to_be_hidden()
-
-
-@pytest.mark.usefixtures("session")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_a_phone_has_room_for_it_all(page: Page, url: str, scheme: str) -> None:
-    """At 360 pixels nothing is cut off sideways, and each control is within reach."""
-    await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    await page.set_viewport_size({"width": 360, "height": 740})
-    await page.goto(f"{of(url)}#r=2")
-    await expect(page.locator(".event[aria-current]")).to_be_in_viewport()
-
-    for control in ("filter", "filter-by", "state-filter", "slider", "now", "fork"):
-        box = await page.locator(f"#{control}").bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= 360
-        assert box["width"] > 30
-    assert await page.evaluate("document.documentElement.scrollWidth") == 360

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from operator import itemgetter
-from typing import Any
 
 import pytest
 from playwright.async_api import Locator, Page, Route, expect
@@ -162,61 +159,3 @@ async def test_the_list_has_one_row_of_a_family(
     await service.show_branch(**IDS)
     await expect(row.locator(f"a[href$='={ROOT}']")).to_have_count(1)
     await expect(row).to_contain_text("6 events")
-
-
-def random_family(chance: random.Random) -> list[dict[str, Any]]:
-    """Sessions as the server lists branches, and what is said in them."""
-    sessions: list[dict[str, Any]] = []
-    for n in range(chance.randint(2, 9)):
-        said, first = [], None
-        if sessions:
-            said = chance.choice(sessions)["said"]
-            said = said[: chance.randrange(len(said))]
-            first = next(it for it in sessions if it["said"][: len(said)] == said)
-        session = {
-            "session_id": f"s{n}",
-            "version_of": first and first["session_id"],
-            "revision": len(said),
-            "last_update_time": chance.random(),
-            "said": said + [f"{n}-{at}" for at in range(chance.randint(1, 3))],
-        }
-        sessions.append(session)
-    return sessions[chance.random() < 0.3 :]  # the first one may be deleted
-
-
-def expected_versions(sessions: list[dict[str, Any]], said: list[str]) -> Any:
-    """The arrows of a session with these texts, from what the others say alone."""
-    found = []
-    for at, text in enumerate(said):
-        versions: dict[str, list[dict[str, Any]]] = {}
-        for other in sessions:
-            if other["said"][:at] == said[:at] and len(other["said"]) > at:
-                versions.setdefault(other["said"][at], []).append(other)
-        newest = [
-            max(each, key=itemgetter("last_update_time")) for each in versions.values()
-        ]
-        if len(newest) > 1:
-            ids = [each["session_id"] for each in newest]
-            found.append([at + 1, {"at": list(versions).index(text), "ids": ids}])
-    return found
-
-
-async def test_arrows_are_where_texts_part(page: Page, url: str) -> None:
-    """At each message of random families, also without their first session."""
-    chance = random.Random(42)  # noqa: S311
-    families = [random_family(chance) for _ in range(300)]
-    await page.goto(url)
-    found = await page.evaluate(
-        """async (families) => {
-          const { findVersions } = await import("./static/versions.js");
-          const inOrder = ([one], [other]) => one - other;
-          return families.map((family) => family.map(({ session_id }) =>
-            [...findVersions(family, session_id)].sort(inOrder)));
-        }""",
-        families,
-    )
-    expected = [
-        [expected_versions(family, each["said"]) for each in family]
-        for family in families
-    ]
-    assert found == expected

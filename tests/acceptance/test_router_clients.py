@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from playwright.async_api import Browser
-from starlette.applications import Starlette
-from starlette.responses import HTMLResponse
-from starlette.routing import Route
 from support import npm
-from support.http_paths import SESSION, app_of
-from support.http_server import serving
-from support.subscriptions import SESSION as IDS
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import allow_everyone, sessions_router
@@ -38,53 +31,6 @@ export const epoch = (begun: Begun): number => begun.epoch;
 // @ts-expect-error: it is a number
 export const wrong = (answer: Answer): string => answer.sessions[0].revision;
 """
-
-
-async def test_a_page_of_another_site_writes_nothing(
-    service: MongoSessionService, browser: Browser
-) -> None:
-    """Neither by a form, nor by a script, though everybody may do everything."""
-    await service.create_session(**IDS)
-    async with serving(app_of(service)) as url:
-        target = f"{url}{SESSION}"
-        html = f"""
-            <form id="f" method="post" enctype="text/plain" action="{target}/fork">
-            </form>"""
-        foreign = Starlette(routes=[Route("/", lambda _: HTMLResponse(html))])
-        async with serving(foreign) as other:
-            page = await browser.new_page()  # whose refusals nobody minds
-            await page.goto(other)
-            outcomes = await page.evaluate(
-                """async (target) => {
-                  const outcomes = [];
-                  for (const [path, method, headers] of [
-                    ["/fork", "POST", {}],
-                    ["/fork", "POST", { "Content-Type": "text/plain" }],
-                    ["/fork", "POST", { "Content-Type": "application/json" }],
-                    ["/turn", "DELETE", {}],
-                    ["", "PATCH", { "Content-Type": "application/json" }],
-                    ["", "DELETE", {}],
-                  ]) {
-                    const isSimple = headers["Content-Type"] !== "application/json";
-                    const mode = method === "POST" && isSimple ? "no-cors" : "cors";
-                    const asked = { method, headers, mode };
-                    const done = fetch(target + path, asked);
-                    outcomes.push(await done.then((r) => r.type, () => "refused"));
-                  }
-                  return outcomes;
-                }""",
-                target,
-            )
-            async with page.expect_navigation():
-                await page.evaluate("document.getElementById('f').submit()")
-            answered = json.loads(await page.inner_text("body"))
-    assert outcomes == ["opaque", "opaque", *["refused"] * 4]
-    assert answered["status"] == 403
-    listed = await service.list_sessions(
-        app_name=IDS["app_name"], user_id=IDS["user_id"]
-    )
-    assert [each.id for each in listed.sessions] == [IDS["session_id"]]
-    assert (await service.find_sessions(app_name="app")).sessions[0].title is None
 
 
 def test_a_client_is_generated_from_the_schema(

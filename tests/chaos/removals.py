@@ -10,7 +10,6 @@ At the end no collection has what was removed: each text is of one event alone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import os
@@ -287,7 +286,7 @@ async def go_away_and_come_back(uri: str, end: float) -> None:
     """Run consumers in a process that is killed, and started again later."""
     while time.monotonic() < end:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "chaos.removals", "--consume", uri),
+            *(sys.executable, "-m", "chaos.removals", uri),
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             stderr=subprocess.DEVNULL,
         )
@@ -362,21 +361,5 @@ def campaign(
     return outcome
 
 
-def main() -> str | None:
-    parser = argparse.ArgumentParser(prog="chaos.removals", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--consume", metavar="URI")
-    asked = parser.parse_args()
-    if asked.consume:
-        asyncio.run(_consume(asked.consume))
-        return None
-    with FailingReplicaSet(3) as replica_set:
-        outcome = campaign(replica_set, 60 * asked.minutes, asked.seed)
-    removed = len(outcome.removed)
-    sys.stdout.write(f"{removed} texts and ids removed; {dict(outcome.done)}\n")
-    return "\n".join(map(str, outcome.left[:20])) or None
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    asyncio.run(_consume(sys.argv[1]))

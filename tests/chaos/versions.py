@@ -11,13 +11,11 @@ point in time. At the end nothing is left of what was under way.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -406,21 +404,3 @@ def campaign(replica_set: FailingReplicaSet, seconds: float, seed: int = 7) -> O
         )
         asyncio.run(_finish(uri, outcome))
     return outcome
-
-
-def main() -> str | None:
-    parser = argparse.ArgumentParser(prog="chaos.versions", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--seed", type=int, default=7)
-    asked = parser.parse_args()
-    with FailingReplicaSet(1) as replica_set:
-        outcome = campaign(replica_set, 60 * asked.minutes, asked.seed)
-    sys.stdout.write(
-        f"{outcome.killed.total()} killed: {dict(outcome.killed)};"
-        f" {len(outcome.seen)} sessions in {outcome.snapshots} snapshots\n"
-    )
-    return "\n".join(outcome.complaints[:20]) or None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

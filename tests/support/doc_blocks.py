@@ -36,6 +36,7 @@ from typing import Any, Self
 import click
 
 from mongo_session_service.cli.app import main
+from mongo_session_service.embedded.mongod import free_ports
 from support.forks import FORKS
 from support.patience import PATIENCE
 
@@ -138,20 +139,13 @@ def as_shown(printed: str, shown: str) -> bool:
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @dataclass
 class Reader:
     """Somebody who follows a page in a folder of their own."""
 
     uri: str
     folder: Path
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=lambda: free_ports(1)[0])
     servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     printed: str = ""
     is_first_time: bool = True

@@ -285,21 +285,28 @@ async def turn_in_line(world: World) -> Prepared:
     return respond, check
 
 
+class _Runner:
+    """Answers once, in the session that it is to answer in."""
+
+    def __init__(self, service: MongoSessionService, app_name: str) -> None:
+        self._service = service
+        self.app_name = app_name
+
+    async def run_async(
+        self, *, user_id: str, session_id: str, **_: object
+    ) -> AsyncGenerator[Event, None]:
+        where = {"user_id": user_id, "session_id": session_id}
+        event = new_event()
+        yield await self._service.append(app_name=self.app_name, **where, event=event)
+
+
 async def run_turn(world: World) -> Prepared:
     session = await world.session(events=0)
     ids = ids_of(session)
 
-    class Runner:
-        """One that answers once."""
-
-        app_name = session.app_name
-
-        async def run_async(self, **_: object) -> AsyncGenerator[Event, None]:
-            yield await world.service.append_event(session, new_event())
-
     async def respond() -> None:
         of_user = {"user_id": session.user_id, "session_id": session.id}
-        runner: Any = Runner()
+        runner: Any = _Runner(world.service, session.app_name)
         async with aclosing(world.service.run_turn(runner, **of_user)) as events:
             assert len([each async for each in events]) == 1
 
@@ -310,17 +317,9 @@ async def start_turn(world: World) -> Prepared:
     session = await world.session(events=0)
     ids = ids_of(session)
 
-    class Runner:
-        """One that answers once."""
-
-        app_name = session.app_name
-
-        async def run_async(self, **_: object) -> AsyncGenerator[Event, None]:
-            yield await world.service.append_event(session, new_event())
-
     async def respond() -> None:
         of_user = {"user_id": session.user_id, "session_id": session.id}
-        runner: Any = Runner()
+        runner: Any = _Runner(world.service, session.app_name)
         running = await world.service.start_turn(runner, **of_user)
         assert len(await running.result()) == 1
 
@@ -344,22 +343,8 @@ async def edit(world: World) -> Prepared:
     """There is a branch that is shown, or none; what was edited stays."""
     session = await _asked(world)
 
-    class Runner:
-        """One that answers once, in the session that it is to answer in."""
-
-        app_name = session.app_name
-
-        async def run_async(
-            self, *, user_id: str, session_id: str, **_: object
-        ) -> AsyncGenerator[Event, None]:
-            where = {"user_id": user_id, "session_id": session_id}
-            event = new_event()
-            yield await world.service.append(
-                app_name=self.app_name, **where, event=event
-            )
-
     async def respond() -> None:
-        runner: Any = Runner()
+        runner: Any = _Runner(world.service, session.app_name)
         running = await world.service.start_turn(
             runner,
             user_id=session.user_id,
