@@ -56,7 +56,7 @@ READS = [
 ]
 
 FOLLOWERS = [
-    Case("MongoSessionService.wait_for", reads.wait_for, 5),
+    Case("MongoSessionService.wait_for", reads.wait_for, 3),
     Case("MongoSessionService.turn", writes.turn_in_line, 15),
     Case("Subscription.__aenter__ and __aexit__", readers.watch, 10),
     Case("Subscription.__anext__", readers.watch_on),
