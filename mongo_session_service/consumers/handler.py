@@ -65,11 +65,9 @@ async def call_handler(
     """
     before = cancellations()
     try:
-        change = record.change()
-        result = handler(change) if tx is None else handler(change, tx.client_session)
-        if inspect.isawaitable(result):
-            # In a task of its own: what it leaves cancelled is not the consumer.
-            await asyncio.create_task(_await_handler(result))
+        given = () if tx is None else (tx.client_session,)
+        # In a task of its own: what it leaves cancelled is not the consumer.
+        await asyncio.create_task(_run(handler, record.change(), *given))
     except (Exception, asyncio.CancelledError, SystemExit) as error:
         if cancellations() > before:
             raise asyncio.CancelledError from error
@@ -78,9 +76,11 @@ async def call_handler(
         raise HandlerFailedError(error) from error
 
 
-async def _await_handler(result: Awaitable[object]) -> None:
+async def _run(handler: Handler, *given: Any) -> None:
     try:
-        await result
+        result = handler(*given)
+        if inspect.isawaitable(result):
+            await result
     except SystemExit as error:  # which would end the event loop
         raise HandlerFailedError(error) from error
 
