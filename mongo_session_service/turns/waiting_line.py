@@ -1,7 +1,7 @@
-"""Waiting line: those in one event loop who wait for the turns of sessions.
+"""Waiting line: those in one event loop who wait through a service for turns.
 
-They have the turn of a session in the order in which they come. Between event loops and
-processes there is no order: whoever finds the turn free has it.
+They have the turn of a session in the order in which they come. Between services, event
+loops and processes there is no order: whoever finds the turn free has it.
 
 One task looks for all who wait in an event loop, about ten times a second and whenever
 a turn is released in this process: which of their sessions have a free turn. That takes
