@@ -26,7 +26,13 @@ async def serving(
     with socket.create_server(("127.0.0.1", port)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
-            app, log_level=log_level, log_config=None, lifespan="off", ws="none"
+            app,
+            log_level=log_level,
+            log_config=None,
+            lifespan="off",
+            ws="none",
+            # A server that closes what rests races with the client's next request.
+            timeout_keep_alive=int(PATIENCE),
         )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
