@@ -32,7 +32,7 @@ from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import Writer
 from mongo_session_service.storage.clients import (
     ConnectionSettings,
-    belongs_to_loop,
+    Driver,
     open_client,
 )
 from mongo_session_service.storage.database import LatestWrite, ServerClock
@@ -131,8 +131,7 @@ class Backends:
         self._latest = LatestWrite()
         self.clock = ServerClock()
         self._sweeps = SweepSchedule.of_limits(self._settings.limits)
-        limit = self._read_cache_bytes
-        self._read_cache = ReadCache(limit) if limit else None
+        self._read_cache = ReadCache(self._read_cache_bytes)
 
     @property
     def limits(self) -> Limits:
@@ -222,7 +221,7 @@ class Backends:
     def _open_client(self, loop: asyncio.AbstractEventLoop) -> Any:
         if self._uri is not None:
             return open_client(self._uri)
-        if belongs_to_loop(self._client):
+        if Driver.detect(self._client) is not Driver.MOCK:
             if self._loop_of_client not in (None, loop):
                 raise ConfigurationError(FOREIGN_LOOP)
             self._loop_of_client = loop
@@ -270,8 +269,7 @@ class Backends:
         self, app_name: str, user_id: str | None = None, session_id: str | None = None
     ) -> None:
         """Drop what the cache holds of a session, a user or an app."""
-        if self._read_cache is not None:
-            self._read_cache.drop(app_name, user_id, session_id)
+        self._read_cache.drop(app_name, user_id, session_id)
 
     async def close(self) -> None:
         """Close every client this service opened, in whichever loop it runs.
@@ -279,8 +277,7 @@ class Backends:
         Appends that are under way are finished before: a transaction that loses its
         client would stay open on the server for a minute.
         """
-        if self._read_cache is not None:
-            self._read_cache.clear()
+        self._read_cache.clear()
         with self._lock:
             entries = self.opened.copy()
             self.opened.clear()

@@ -122,6 +122,7 @@ from mongo_session_service.turns.turn import (
     is_in_turn_of,
     request_stop,
 )
+from mongo_session_service.turns.waiting_line import WaitingLine
 
 if TYPE_CHECKING:
     from google.adk.agents.run_config import RunConfig
@@ -282,7 +283,7 @@ class MongoSessionService(BaseSessionService):
         async with self._running_turns.stopped(grace):
             here = [each for each in self._consumers if each.is_here]
             await asyncio.gather(*(each.end() for each in here))
-            self._turns.fail_waiters()
+            self._turns.call_lines(WaitingLine.fail_all)
             await self._backends.close()
             await self._lease_renewer.end_thread()
 

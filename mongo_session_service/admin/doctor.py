@@ -183,10 +183,10 @@ async def _check_version(storage: Storage) -> Finding:
 
 
 async def _check_indexes(storage: Storage) -> Finding:
-    missing = await setup.missing_indexes(storage)
+    there, missing = await setup.existing(storage), await setup.missing_indexes(storage)
     if not missing:
         return Finding("indexes", Status.OK, "all exist")
-    if "sessions" not in await server.collection_names(storage):
+    if "sessions" not in there:
         return Finding("indexes", Status.OK, f"none exist yet. {_AS_NEEDED}")
     names = ", ".join(f"{each.name} ({each.serves})" for each in missing)
     remedy = "Call setup() as a user who may create indexes, then read its log."

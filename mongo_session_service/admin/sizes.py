@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from mongo_session_service.model.records import Document
-from mongo_session_service.schema.setup import COLLECTIONS
+from mongo_session_service.schema.setup import COLLECTIONS, existing
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage import server
@@ -36,7 +36,7 @@ async def measure(
 ) -> list[CollectionSize]:
     """Measure a database, or the part of it that grows with an app."""
     storage = await backends_of(service).storage()
-    there = await server.collection_names(storage)
+    there = await existing(storage)
     sizes: dict[str, CollectionSize] = {}
     for name in COLLECTIONS:
         if name in there:

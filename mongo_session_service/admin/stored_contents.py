@@ -23,6 +23,7 @@ from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.setup import (
     NEEDED,
+    existing,
     missing_indexes,
     recorded_version,
 )
@@ -37,7 +38,6 @@ from mongo_session_service.sessions import (
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.reads import found_record
 from mongo_session_service.sessions.search import AppCount
-from mongo_session_service.storage import server
 from mongo_session_service.storage.statements import Query
 
 
@@ -192,7 +192,7 @@ class SchemaContents:
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     storage = await backends_of(service).storage()
-    there = await server.collection_names(storage)
+    there = await existing(storage)
     missing = await missing_indexes(storage)
     version = await recorded_version(storage)
     prefix = storage.prefix

@@ -256,7 +256,8 @@ def follow(
 ) -> Stream:
     """Follow changes from a time or resume token on; a large one is read afterwards."""
     names = WatchedCollections.of_storage(storage)
-    return storage.follow(
+    return Stream(
+        storage,
         pipeline,
         start,
         slim=[*pipeline, {"$project": dict.fromkeys(_SLIM, 1)}],

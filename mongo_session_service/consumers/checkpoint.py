@@ -31,7 +31,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS, is_write_conflict
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.lease import renewed_at_condition
+from mongo_session_service.storage.lease import Lease, renewed_at_condition
 from mongo_session_service.storage.statements import Delete, Query, Update
 from mongo_session_service.storage.transactions import ClientSessions, Transaction
 
@@ -129,7 +129,7 @@ class Checkpoint:
 
     def __init__(self, storage: Storage, settings: ConsumerSettings) -> None:
         self.storage = storage
-        self.lease = storage.lease("leases", settings.name)
+        self.lease = Lease(storage, "leases", settings.name)
         self.place: LogPlace
         """The place that is stored, once it was resumed."""
         self._is_new = True
@@ -160,7 +160,9 @@ class Checkpoint:
             )
         # The lease may be new, or may have been dropped.
         floor = {"$max": {"epoch": stored["epoch"]}}
-        await self._write(Update("leases", {"_id": name}, floor, upsert=True))
+        await storage.find_and_update(
+            Update("leases", {"_id": name}, floor, upsert=True)
+        )
         self.lease.client_sessions = await self._client_sessions.ids()
         await self.lease.end_dead_holder()
         if await self.lease.acquire(patient=True) is None:
@@ -169,7 +171,8 @@ class Checkpoint:
         epoch = self.lease.epoch
         mine = {"epoch": epoch, "owner": self.lease.token, "serial": 0}
         earlier = {"_id": name, "epoch": {"$lt": epoch}}
-        entered = await self._write(Update("checkpoints", earlier, {"$set": mine}))
+        entering = Update("checkpoints", earlier, {"$set": mine})
+        entered = await storage.find_and_update(entering)
         if entered is None:  # it has stalled meanwhile, and another reader came first
             return False
         self._epoch, self._serial = epoch, 0
@@ -253,7 +256,8 @@ class Checkpoint:
         else:
             self._serial += 1
             saving = self._save_statement(place, self._serial, "$lte")
-            if await self._write(saving) is None:  # a later one was saved, or lost
+            # None: a later one was saved, or it was lost
+            if await self.storage.find_and_update(saving) is None:
                 await self._load_own(self.storage)
         self.place, self.saved_at = place, time.monotonic()
         return place
@@ -297,9 +301,6 @@ class Checkpoint:
         mine = {"_id": self._name, "holder.token": self.lease.token}
         with suppress(MongoSessionServiceError):
             await self.storage.commit(Update("leases", mine, change))
-
-    async def _write(self, update: Update) -> Document | None:
-        return await self.storage.find_and_update(update)
 
     async def _load_own(self, reader: Storage | Transaction) -> Document:
         """Load the checkpoint, if this reader is its latest."""

@@ -54,6 +54,7 @@ from mongo_session_service.errors import (
     UnknownOutcomeError,
 )
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.storage.tasks import ignore_failure
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ class PermissionChecker:
             return False
         names = key._asdict()
         asked = asyncio.ensure_future(self._ask(request, **names, action=action))
-        asked.add_done_callback(_ignore_failure)
+        asked.add_done_callback(ignore_failure)
         try:
             # Waited for rather than timed out: it may hold up its own cancellation.
             await asyncio.wait({asked}, timeout=self._seconds)
@@ -280,15 +281,9 @@ class PermissionChecker:
         working = asyncio.ensure_future(
             anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1))
         )
-        working.add_done_callback(_ignore_failure)
+        working.add_done_callback(ignore_failure)
         working.add_done_callback(lambda _: self._threads.release())
         return await asyncio.shield(working)
-
-
-def _ignore_failure(task: asyncio.Future[Any]) -> None:
-    """Have nothing logged of a task that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def at_once(questions: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:

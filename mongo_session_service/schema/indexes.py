@@ -33,6 +33,7 @@ class Index:
             and bool(there.get("sparse")) == self.sparse
             and there.get("partialFilterExpression") == self._partial
             and there.get("expireAfterSeconds") == self.expires_after
+            and "collation" not in there
         )
 
     @property

@@ -7,7 +7,8 @@ import logging
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from mongo_session_service.errors import SchemaVersionError
+from mongo_session_service.errors import ConfigurationError, SchemaVersionError
+from mongo_session_service.model.records import Document
 from mongo_session_service.schema.indexes import INDEXES, Index
 from mongo_session_service.storage import server
 from mongo_session_service.storage.kernel import Storage
@@ -46,13 +47,14 @@ class SetupResult(NamedTuple):
 
 
 async def check(storage: Storage) -> None:
-    """Refuse a server that cannot be used, and data of a newer release."""
+    """Refuse a server or collections that cannot be used, and newer data."""
     await server.check_deployment(storage)
-    refuse_newer(await recorded_version(storage))
+    version, _ = await asyncio.gather(recorded_version(storage), existing(storage))
+    refuse_newer(version)
 
 
 async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
-    """Check both, and create what is missing; safe to repeat and to race.
+    """Check all that, and create what is missing; safe to repeat and to race.
 
     Where nothing is missing, one round trip follows the server's greeting, and no
     privilege to create is needed. Without ``builds``, no index of a large collection is
@@ -67,7 +69,7 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     await server.check_deployment(storage)
     version, there, indexes = await asyncio.gather(
         recorded_version(storage),
-        server.collection_names(storage),
+        existing(storage),
         missing_indexes(storage),
     )
     refuse_newer(version)
@@ -78,13 +80,41 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
     return result
 
 
+async def existing(storage: Storage) -> set[str]:
+    """Return which of the service's collections exist; refuse one with a collation."""
+    there = await server.collection_options(storage, COLLECTIONS)
+    for name, options in there.items():
+        if "collation" in options:
+            raise _collation_error(storage, name, "Collection ", options["collation"])
+    return {*there}
+
+
 async def missing_indexes(storage: Storage) -> list[Index]:
-    """List the indexes that do not exist, or differ from their definition."""
+    """List the indexes that do not exist, or differ from their definition.
+
+    One with a collation is refused if it is unique, or has the name of ours.
+    """
     found = await asyncio.gather(
         *(server.index_information(storage, name) for name in _INDEXED)
     )
     described = dict(zip(_INDEXED, found, strict=True))
+    ours = {each.name for each in INDEXES}
+    for collection, indexes in described.items():
+        for name, it in indexes.items():
+            if "collation" in it and (it.get("unique") or name in ours):
+                what = f"Index {name!r} of "
+                raise _collation_error(storage, collection, what, it["collation"])
     return [each for each in INDEXES if not each.is_like(described[each.collection])]
+
+
+def _collation_error(
+    storage: Storage, collection: str, what: str, collation: Document
+) -> ConfigurationError:
+    name = f"{storage.database.name}.{storage.prefix}{collection}"
+    return ConfigurationError(
+        f"{what}{name!r} has a collation, {collation['locale']!r}: by it, ids that"
+        " differ are one, and so are their users. Make it anew without one."
+    )
 
 
 async def _create_missing(

@@ -79,11 +79,6 @@ class Driver(Enum):
         """Open an aggregation or change stream, which only PyMongo has to await."""
         return await cursor if self is Driver.PYMONGO else cursor
 
-    async def fetch_all(self, aggregation: Any) -> list[dict[str, Any]]:
-        cursor = await self.open_cursor(aggregation)
-        results: list[dict[str, Any]] = await cursor.to_list(None)
-        return results
-
     def blocking_database(self, database: Any) -> tuple[Any, Callable[[], None]]:
         """Return a database for a thread without an event loop, and what closes it.
 
@@ -116,11 +111,6 @@ def topology_of(client: Any) -> Any:
     """Return what a client of PyMongo's or Motor's knows of its servers."""
     is_own = isinstance(client, AsyncMongoClient)
     return (client if is_own else client.delegate).topology_description
-
-
-def belongs_to_loop(client: Any) -> bool:
-    """Whether a client works in one event loop alone; mongomock's needs none."""
-    return Driver.detect(client) is not Driver.MOCK
 
 
 def warn_of_unused_concerns(client: Any) -> None:

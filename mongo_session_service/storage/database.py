@@ -345,9 +345,6 @@ class Database:
     @asynccontextmanager
     async def read_session(self) -> AsyncIterator[Any]:
         """Open a client session; if the caller is cancelled, end its cursors."""
-        if self.is_mock:
-            yield None
-            return
         async with self.client_session() as session:
             try:
                 yield session

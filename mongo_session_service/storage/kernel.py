@@ -3,7 +3,7 @@
 Callers specify *what*, as data. The kernel decides *how*: in which client
 session, on which shard, past which cancellation, within which time, with which client
 library, how often again, and which of this package's errors is raised. No other room
-imports PyMongo, catches its errors, or asks which client library there is.
+imports PyMongo.
 
 Collections are named by strings, without the service's prefix: ``"sessions"``.
 Queries and statements are data; see :mod:`~mongo_session_service.storage.statements`.
@@ -75,21 +75,21 @@ the statements that end the removal. Each step yields how many documents it remo
 **Hold** the lease in a document, and **follow** the database's changes, through
 failures, until they can no longer be followed::
 
-    lease = storage.lease("sessions", key.id, "turn.")
-    stream = storage.follow(pipeline, start, slim=..., needs_document=...)
+    lease = Lease(storage, "sessions", key.id, "turn.")
+    stream = Stream(storage, pipeline, start, slim=..., needs_document=...)
     change = await stream.next_change()  # None if there was none for a second
 
 Foreground calls are impatient: what a server turns away is repeated three times, soon.
 Background work passes ``patient=True``: it is repeated for a minute, as scans are,
 after any failure that passes, and what it writes must have the same result when it is
-written twice. No other room repeats what a failure of the driver has ended.
+written twice.
 
 An attempt to write is finished even if the caller is cancelled; the cancellation is
 raised then. A read is given up, and nothing of it is left on the server.
 
-Errors are those of :mod:`mongo_session_service.errors`, and four more, which are
-subclasses of these: :class:`DuplicateError`, :class:`RefusedError`,
-:class:`LockedError` and :class:`TooLateError`. Without transactions, and in mongomock,
+Errors are those of :mod:`mongo_session_service.errors`, and subclasses of these in
+:mod:`~mongo_session_service.storage.statements` and
+:mod:`~mongo_session_service.storage.server`. Without transactions, and in mongomock,
 the statements of a batch are written one after another, and queries are read so.
 """
 
@@ -114,7 +114,6 @@ from mongo_session_service.storage.failures import (
     reporting_partial_removal,
     translate_error,
 )
-from mongo_session_service.storage.lease import Lease
 from mongo_session_service.storage.snapshots import QueryResults
 from mongo_session_service.storage.statements import (
     Delete,
@@ -125,7 +124,6 @@ from mongo_session_service.storage.statements import (
     TooLateError,
     Update,
 )
-from mongo_session_service.storage.stream import Stream
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.storage.transactions import (
     ClientSessions,
@@ -397,21 +395,6 @@ class Storage(Database):
 
         # What is copied twice is there once.
         await uninterrupted(self.repeat(run, Effect.HARMLESS))
-
-    def lease(self, collection: str, id_: object, path: str = "") -> Lease:
-        """The lease in a document, at a path in it such as ``turn.``; not held yet."""
-        return Lease(self, collection, id_, path)
-
-    def follow(
-        self,
-        pipeline: list[Document],
-        start: Timestamp | Document,
-        *,
-        slim: list[Document],
-        needs_document: Callable[[Document], bool],
-    ) -> Stream:
-        """Follow the database's changes from a time or resume token on; see Stream."""
-        return Stream(self, pipeline, start, slim=slim, needs_document=needs_document)
 
     async def command(
         self,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
-from mongo_session_service.storage.tasks import wait_for_end
+from mongo_session_service.storage.tasks import ignore_failure, wait_for_end
 
 Result = TypeVar("Result")
 
@@ -81,7 +81,7 @@ async def in_loop_thread(work: Callable[[], Coroutine[Any, Any, Result]]) -> Res
         task.add_done_callback(end)
 
     def end(task: asyncio.Task[Result]) -> None:
-        task.cancelled() or task.exception()  # perhaps nobody waits for it any more
+        ignore_failure(task)
         with suppress(RuntimeError):  # the caller's loop is closed
             here.call_soon_threadsafe(ended.set_result, None)
 

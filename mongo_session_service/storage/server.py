@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -33,8 +33,10 @@ from mongo_session_service.storage.failures import (
     certificate_refusal,
     repeat,
 )
+from mongo_session_service.storage.tasks import ignore_failure
 
 if TYPE_CHECKING:  # the command line answers without ADK
+    from mongo_session_service.model.records import Document
     from mongo_session_service.storage.kernel import Storage
 
 Result = TypeVar("Result")
@@ -75,7 +77,7 @@ async def ask_hello(client: Any) -> dict[str, Any]:
     has_own_time = client.options.server_selection_timeout != SERVER_SELECTION_TIMEOUT
     asking = asyncio.ensure_future(client.admin.command("hello"))
     # If the caller is cancelled, the client may be closed before it ends.
-    asking.add_done_callback(lambda it: it.cancelled() or it.exception())
+    asking.add_done_callback(ignore_failure)
     try:
         while not (await asyncio.wait([asking], timeout=_POLL))[0]:
             if refusal := certificate_refusal(client):
@@ -130,8 +132,8 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
     if hello.get("isreplicaset"):
         message = "The replica set is not initiated: call rs.initiate() on it once."
         raise ConfigurationError(message)
-    is_mongos = hello.get("msg") == "isdbgrid"
-    if transactions and "setName" not in hello and not is_mongos:
+    is_cluster = "setName" in hello or hello.get("msg") == "isdbgrid"
+    if transactions and not is_cluster:
         message = (
             "This MongoDB server is a standalone: it has no transactions, so an event"
             " and its state could be torn apart. Run it as a replica set (a single"
@@ -171,13 +173,17 @@ class NotCreatedError(StorageError):
     """Something is in the place of an index; the message is what that is."""
 
 
-async def collection_names(storage: Storage) -> set[str]:
-    """Return the names of the service's collections, without its prefix."""
-    names = await storage.repeat(
-        lambda it: it.database.list_collection_names(), Effect.HARMLESS
-    )
-    prefix = storage.prefix
-    return {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
+async def collection_options(
+    storage: Storage, names: Iterable[str]
+) -> dict[str, Document]:
+    """Return the options of each of some collections that exists, by its name."""
+    by_name = {storage.prefix + each: each for each in names}
+    if storage.is_mock:
+        listed = await storage.database.list_collection_names()
+        return {each: {} for name, each in by_name.items() if name in listed}
+    command = {"listCollections": 1, "filter": {"name": {"$in": [*by_name]}}}
+    found = (await storage.command(command))["cursor"]["firstBatch"]
+    return {by_name[each["name"]]: each["options"] for each in found}
 
 
 async def index_information(storage: Storage, collection: str) -> dict[str, Any]:

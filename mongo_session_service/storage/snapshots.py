@@ -20,7 +20,6 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference, errors
 
-from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage.database import CODEC_OPTIONS, Database, boot_time
 from mongo_session_service.storage.statements import Query, SnapshotTooOldError
@@ -153,18 +152,19 @@ async def find_documents(
 ) -> list[Document]:
     """Find the documents in a transaction, or where there are none."""
     collection = database.collection(query.collection)
-    if query.then:
+    if query.then or query.since is not None:
         stages = query_stages(database, query)
-        aggregate = collection.aggregate(stages, session=session)
-        return await database.driver.fetch_all(aggregate)
-    where = database.routed(query.filter)
-    cursor = collection.find(where, query.projection or None, session=session)
-    if query.order is not None:
-        cursor = cursor.sort(list(query.sort.items()))
-    found: list[Document] = await cursor.limit(query.limit or 0).to_list(None)
-    if query.since is None:
-        return found
-    return [each for each in found if EventRecord(each).timestamp >= query.since]
+        cursor = await database.driver.open_cursor(
+            collection.aggregate(stages, session=session)
+        )
+    else:
+        where = database.routed(query.filter)
+        cursor = collection.find(where, query.projection or None, session=session)
+        if query.order is not None:
+            cursor = cursor.sort(list(query.sort.items()))
+        cursor = cursor.limit(query.limit or 0)
+    found: list[Document] = await cursor.to_list(None)
+    return found
 
 
 async def answer_queries(
@@ -178,7 +178,8 @@ async def answer_queries(
 ) -> QueryResults:
     """Run queries as of one time; see ``Storage.read``."""
     if not database.has_transactions:
-        return await _find_each(database, queries, encoded=encoded)
+        found = [await find_documents(database, each) for each in queries]
+        return QueryResults(found, NO_TIME)
     # By commands: cursors can neither ask for a point in time nor report it.
     command: Document = {
         "aggregate": database.prefix + queries[0].collection,
@@ -209,8 +210,8 @@ async def answer_queries(
                 raw, read_at, is_whole = [bytes(reply.raw)], few["atClusterTime"], True
             else:
                 few = None
-                found = await _split_large(run, reply, command, whole=whole)
-                raw, read_at, is_whole = found
+                split = await _split_large(run, reply, command, whole=whole)
+                raw, read_at, is_whole = split
             if as_of is not None or (
                 (not_before is None or read_at >= not_before)
                 and database.latest.is_included(read_at, primary)
@@ -252,16 +253,6 @@ async def _split_large(
     if left := cursor["id"]:
         await run({"killCursors": name, "cursors": [left]})
     return documents, read_at, not left
-
-
-async def _find_each(
-    database: Database, queries: Sequence[Query], *, encoded: bool
-) -> QueryResults:
-    lists: list[list[Any]] = [await find_documents(database, each) for each in queries]
-    if encoded:
-        encode = partial(bson.encode, codec_options=CODEC_OPTIONS)
-        lists = [[*map(encode, each)] for each in lists]
-    return QueryResults(lists, NO_TIME)
 
 
 def _tagged_stages(database: Database, queries: Sequence[Query]) -> list[Document]:

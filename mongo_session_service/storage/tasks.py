@@ -92,9 +92,15 @@ def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     """
     # With eager tasks, create_task() would start it before the caller has the task.
     task = asyncio.Task(_BackgroundWork(work), context=Context())
-    task.add_done_callback(lambda it: it.cancelled() or it.exception())
+    task.add_done_callback(ignore_failure)
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
     return task
+
+
+def ignore_failure(task: asyncio.Future[Any]) -> None:
+    """Have nothing logged of a task that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _BackgroundWork(Coroutine[Any, Any, Result]):
@@ -328,9 +334,7 @@ if hasattr(os, "register_at_fork"):
 
 
 async def in_slices(results: Iterable[Result]) -> list[Result]:
-    """Compute all results of an iterator in slices; a list is returned as it is."""
-    if isinstance(results, list):
-        return results
+    """Compute all results of an iterator in slices."""
     next_slice = partial(_compute_slice, iter(results))
     made, is_last = with_gc_paused(next_slice)
     while not is_last:

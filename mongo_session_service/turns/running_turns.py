@@ -27,6 +27,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.tasks import (
+    ignore_failure,
     keep_running,
     running_loop,
     uninterrupted,
@@ -163,7 +164,7 @@ class RunningTurn:
         self._writer = writer
         # In a copy of the caller's context: spans of the turn are below the caller's.
         self._task = asyncio.create_task(self._hold_turn())
-        self._task.add_done_callback(_ignore_failure)  # result() raises it
+        self._task.add_done_callback(ignore_failure)  # result() raises it
         return self._task
 
     async def wait_begin(self) -> None:
@@ -354,7 +355,7 @@ class RunningTurn:
             _, pending = await asyncio.wait({running}, timeout=seconds)
         if pending:
             self.turn.runaway = running
-            running.add_done_callback(_ignore_failure)
+            running.add_done_callback(ignore_failure)
             logger.warning(
                 "The agent in the turn of session %s ignores that it was stopped and"
                 " cancelled. It stores nothing more.",
@@ -434,11 +435,6 @@ def _copy_of(error: BaseException) -> BaseException:
         if str(copied) == str(error):
             return copied
     return error
-
-
-def _ignore_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 class _LoopTurns:

@@ -17,7 +17,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.sessions.reads import find_head, missing_session_error
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.lease import LeaseRenewer, lease_is_free
+from mongo_session_service.storage.lease import Lease, LeaseRenewer, lease_is_free
 from mongo_session_service.storage.statements import Query, TooLateError, Update
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation
@@ -124,17 +124,11 @@ class Turns:
                 f" {wait:g} seconds. Try again, or wait for longer."
             ) from None
 
-    def wake_waiters(self) -> None:
-        """Have the waiting lines of all event loops check for free turns."""
+    def call_lines(self, call: Callable[[WaitingLine], None]) -> None:
+        """Call a method of the waiting lines of all event loops, in each."""
         for loop, line in self.backends.parts(WaitingLine).items():
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(line.check_turns)
-
-    def fail_waiters(self) -> None:
-        """Fail all callers that wait for a turn: the service is closed."""
-        for loop, line in self.backends.parts(WaitingLine).items():
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(line.fail_all)
+                loop.call_soon_threadsafe(call, line)
 
 
 class Turn:
@@ -228,7 +222,7 @@ class Turn:
             backend = await self.turns.backends.backend()
             storage = backend.storage
             self._storage = storage
-            self._lease = storage.lease("sessions", self.key.id, "turn.")
+            self._lease = Lease(storage, "sessions", self.key.id, "turn.")
             if not storage.is_mock:
                 least = storage.limits.lease_seconds
                 self._lease.renewed_with = queries.renewed_life(storage, least)
@@ -414,7 +408,7 @@ class Turn:
                 why = "A turn was not released, and expires by itself. %s"
                 logger.warning(why, error)
         finally:
-            self.turns.wake_waiters()
+            self.turns.call_lines(WaitingLine.check_turns)
 
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
@@ -437,7 +431,7 @@ async def request_stop(storage: Storage, key: SessionKey, reason: str | None) ->
     running = {"_id": key.id, HELD: {"$exists": True}, **queries.NEEDS_KNOWN}
     running["$expr"] = {"$not": lease_is_free(storage, "turn.")}
     stopping = Update("sessions", running, {"$set": stop})
-    turn = storage.lease("sessions", key.id, "turn.")
+    turn = Lease(storage, "sessions", key.id, "turn.")
     if await turn.write_past_dead_holder(storage.commit(stopping)) == [1]:
         return True
     await find_head(storage, key)  # refuses what this release must not touch
