@@ -18,27 +18,10 @@ _set: Final = object.__setattr__
 """Past pydantic, which would take these for fields."""
 
 
-def _has_known_session_layout() -> bool:
-    """True if ADK's sessions have the fields that :func:`to_session` sets."""
-    fields: dict[str, Any] = {
-        "id": "",
-        "app_name": "",
-        "user_id": "",
-        "state": {},
-        "events": [],
-        "last_update_time": 0.0,
-    }
-    made = Session(**fields).__getstate__()
-    return Session.model_fields.keys() == fields.keys() and made == {
-        "__dict__": fields,
-        "__pydantic_fields_set__": set(fields),
-        "__pydantic_extra__": None,
-        "__pydantic_private__": {_MARK: None},
-    }
-
-
-_HAS_KNOWN_LAYOUT: Final = _has_known_session_layout()
-_FIELDS: Final = set(Session.model_fields)
+_BLANK: Final = Session(id="", app_name="", user_id="")
+_DEFAULTS: Final = _BLANK.__dict__
+_PRIVATE: Final = _BLANK.__pydantic_private__ or {}
+_FIELDS: Final = {"id", "app_name", "user_id", "state", "events", "last_update_time"}
 
 
 def to_session(stored: StoredSession) -> Session:
@@ -64,6 +47,7 @@ def _build(
 ) -> Session:
     app_name, user_id, session_id = key
     fields = {
+        **_DEFAULTS,
         "id": session_id,
         "app_name": app_name,
         "user_id": user_id,
@@ -71,16 +55,12 @@ def _build(
         "events": events,
         "last_update_time": updated,
     }
-    if not _HAS_KNOWN_LAYOUT:
-        session = Session.model_validate(fields)
-        mark(session, marker)
-        return session
     # As pickle does it, for nothing is left to validate: half the time of a list.
     session = Session.__new__(Session)
     _set(session, "__dict__", fields)
     _set(session, "__pydantic_fields_set__", _FIELDS.copy())
     _set(session, "__pydantic_extra__", None)
-    _set(session, "__pydantic_private__", {_MARK: marker})
+    _set(session, "__pydantic_private__", {**_PRIVATE, _MARK: marker})
     return session
 
 
@@ -93,7 +73,8 @@ def marker_of(session: Session) -> Marker | None:
 
 def mark(session: Session, marker: Marker) -> None:
     # ADK's own services keep text in it, other services what they like.
-    session._storage_update_marker = marker  # type: ignore[assignment]  # noqa: SLF001
+    private = session.__pydantic_private__ or {}
+    _set(session, "__pydantic_private__", {**private, _MARK: marker})
 
 
 def show_missed_events(session: Session, stored: StoredSession) -> None:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 
-import pytest
 from google.adk.events import Event
 from google.adk.sessions import Session
 
-from mongo_session_service.codec.adk_session import (
-    _HAS_KNOWN_LAYOUT,
-    mark,
-    marker_of,
-    to_session,
-)
+from mongo_session_service.codec.adk_session import mark, marker_of, to_session
 from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.record import SessionRecord
 from mongo_session_service.model.records import Marker, SessionKey
@@ -42,15 +36,8 @@ def validated(found: StoredSession) -> Session:
     return session
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_session_is_as_if_validated(
-    monkeypatch: pytest.MonkeyPatch,
-    is_known: bool,  # noqa: FBT001
-) -> None:
+def test_a_session_is_as_if_validated() -> None:
     """Fields, marker and pydantic's own notes equal those of a validated session."""
-    monkeypatch.setattr(
-        "mongo_session_service.codec.adk_session._HAS_KNOWN_LAYOUT", is_known
-    )
     found = stored()
 
     session = to_session(found)
@@ -81,11 +68,6 @@ def test_sessions_share_nothing() -> None:
     assert other.state == {"k": [1]}
     assert other.events == found.events != []
     assert one.model_fields_set is not other.model_fields_set
-
-
-def test_the_short_way_is_taken() -> None:
-    """With this release of ADK sessions need no validation."""
-    assert _HAS_KNOWN_LAYOUT
 
 
 def test_a_session_of_another_service_has_no_marker() -> None:
