@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 from google.adk.sessions import BaseSessionService
@@ -56,3 +58,25 @@ def test_tracing_hides_no_signature() -> None:
             assert (
                 list(inspect.signature(method).parameters)[: len(expected)] == expected
             )
+
+
+WITHOUT_AND_WITH_SDK = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from mongo_session_service.telemetry import has_sdk
+
+before = has_sdk(), hasattr(trace, "_TRACER_PROVIDER")
+trace.set_tracer_provider(TracerProvider())
+print(before, has_sdk())
+"""
+
+
+def test_calls_are_traced_from_the_time_an_sdk_is_there() -> None:
+    """Without an SDK nothing is recorded; one may be set up after the import."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_AND_WITH_SDK],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "(False, True) True"
