@@ -196,7 +196,7 @@ class Storage(Database):
         That is ``as_of``, which may not be long past. By default it is neither before
         the latest write of this service, nor before ``not_before``. Without ``whole``,
         the last list ends where the first reply does, which holds 16 MB. If
-        ``encoded``, the lists hold encoded documents.
+        ``encoded``, the lists hold encoded documents, where there are transactions.
         """
         answering = partial(
             snapshots.answer_queries,
