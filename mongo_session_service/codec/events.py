@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from enum import Enum
 from functools import cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, get_args, get_origin
@@ -30,7 +31,6 @@ _DICTS_OF_ACTIONS: Final = [
 _NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
 _NUMBERS: Final = (int, float)
 _PLAIN: Final = (dict, float)
-_NOTHING: Final = {type(None)}
 _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
 
@@ -97,6 +97,9 @@ def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
     Fields can be assigned anything, and an event that cannot be read would make its
     whole session unreadable. If that is certain, it is an ``InvalidInputError``.
     """
+    document = _dump_ordinary(event)
+    if document is not None:
+        return document, False
     fields, actions = event.__dict__, event.actions
     for name in _NEVER_NONE:
         if fields[name] is None:
@@ -107,9 +110,7 @@ def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
     for name in _DICTS_OF_ACTIONS:
         if not isinstance(fields[name], dict):
             raise InvalidInputError(f"its actions.{name} is not a dict")
-    document, is_doubtful = _dump_ordinary(event), False
-    if document is None:
-        document, is_doubtful = _dump(event)
+    document, is_doubtful = _dump(event)
     if not math.isfinite(document["timestamp"]):
         raise InvalidInputError("its timestamp is not a finite number")
     for call_id, config in actions.requested_auth_configs.items():
@@ -128,33 +129,42 @@ def _dump_ordinary(event: Event) -> dict[str, Any] | None:
     The delta is left to the caller. ADK serializes it, and the rest of the actions, in
     Python, which would take longer than the whole rest.
     """
-    fields, actions, node = event.__dict__, event.actions, event.node_info
-    content = fields["content"]
+    actions, node = event.actions, event.node_info
     is_ordinary = (
         type(event) is Event
         and type(actions) is EventActions
         and _other_actions(actions.__dict__) == _NO_ACTIONS
-        and type(node) is NodeInfo
-        and node.__dict__ == _NO_NODE_FIELDS
-        and not fields["long_running_tool_ids"]
-        and type(fields["timestamp"]) is float
-        and _NOTHING.issuperset(map(type, _rarely_set(fields)))
-        and (content is None or type(content) is types.Content)
+        and isinstance(actions.state_delta, dict)
     )
-    if not is_ordinary or (content is not None and not is_as_declared(content)):
+    if not is_ordinary:
         return None
+    document: dict[str, Any] = {}
     try:
-        document: dict[str, Any] = Event.__pydantic_serializer__.to_python(
-            event, exclude_none=True, warnings="error", exclude=_OF_ORDINARY
-        )
+        left_out = node if node.__dict__ == _NO_NODE_FIELDS else None
+        for name, value in event.__dict__.items():
+            if value is None or value is left_out:
+                continue
+            if type(value) is not _KINDS[name]:
+                return None
+            document[name] = {} if value is actions else _dump_field(value)
+        is_whole = document.keys() >= _OF_ORDINARY
+        return document if is_whole and math.isfinite(document["timestamp"]) else None
     except Exception:  # noqa: BLE001  a serializer's, which may quote values
         return None
-    document["actions"] = {}
-    # Repeated events are recognised by their bytes, so fields keep their order.
-    for name in _AFTER_ACTIONS:
-        if name in document:
-            document[name] = document.pop(name)
-    return document
+
+
+def _dump_field(value: Any) -> Any:
+    """Dump a value that has the class of its field."""
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set):
+        return sorted(map(str.__str__, value))  # so that equals are equal
+    if not is_as_declared(value):
+        raise TypeError
+    serializer = type(value).__pydantic_serializer__
+    return serializer.to_python(value, exclude_none=True, warnings="error")
 
 
 def _dump(event: Event) -> tuple[dict[str, Any], bool]:
@@ -196,15 +206,16 @@ def is_as_declared(model: BaseModel) -> bool:
         found = declared.values_of(values)
     except KeyError:  # it was made without validation
         found = tuple(values.get(name) for name in declared.classes)
-    if _NOTHING.issuperset(map(type, found)):  # what most are
-        return True
-    for value, classes in zip(found, declared.classes.values(), strict=True):
-        kind = type(value)
-        if value is None or (kind in _PLAIN and kind in classes):
-            continue  # without a call for each
-        if not _has_classes(value, classes):
-            return False
-    return True
+    kinds = (*map(type, found),)
+    inner = declared.inner.get(kinds)
+    if inner is None:
+        inner = declared.inner[kinds] = [
+            (number, classes)
+            for number, classes in enumerate(declared.classes.values())
+            if found[number] is not None
+            and not (kinds[number] in _PLAIN and kinds[number] in classes)
+        ]
+    return all(_has_classes(found[number], classes) for number, classes in inner)
 
 
 def _has_classes(value: Any, classes: tuple[type[Any], ...]) -> bool:
@@ -231,6 +242,8 @@ class _Declared(NamedTuple):
     classes: dict[str, tuple[type, ...]]
     values_of: Callable[[dict[str, Any]], tuple[Any, ...]]
     """Gets their values from those of all fields."""
+    inner: dict[tuple[type, ...], list[tuple[int, tuple[type, ...]]]]
+    """Of values of these types, which have to be looked into, and their classes."""
 
 
 @cache
@@ -241,9 +254,10 @@ def _declared_types(model: type[BaseModel]) -> _Declared:
         if (found := tuple(_classes(field.annotation)))
     }
     if len(classes) > 1:
-        return _Declared(classes, itemgetter(*classes))
+        return _Declared(classes, itemgetter(*classes), {})
     # Of one name, it would not get a tuple.
-    return _Declared(classes, lambda values: (*map(values.__getitem__, classes),))
+    values_of = lambda values: (*map(values.__getitem__, classes),)  # noqa: E731
+    return _Declared(classes, values_of, {})
 
 
 def _classes(annotation: Any) -> Iterator[type]:
@@ -261,8 +275,6 @@ def _field_path(location: tuple[str | int, ...]) -> str:
     return ".".join(map(str, location[:levels]))
 
 
-_OF_ORDINARY: Final = {"actions", "node_info"}
-"""Fields that are not dumped of an ordinary event, which has them as they are made."""
 _OTHER_ACTIONS: Final[dict[str, dict[str, Any] | None]] = {
     name: {} if field.default_factory is dict else None
     for name, field in EventActions.model_fields.items()
@@ -271,27 +283,23 @@ _OTHER_ACTIONS: Final[dict[str, dict[str, Any] | None]] = {
 _NO_ACTIONS: Final = tuple(_OTHER_ACTIONS.values())
 _NO_NODE_FIELDS: Final = NodeInfo().__dict__
 _other_actions: Final = itemgetter(*_OTHER_ACTIONS)
-_rarely_set: Final = itemgetter(
-    *(
-        name
-        for name in _declared_types(Event).classes
-        if name not in {*_OF_ORDINARY, "content", "timestamp"}
-    )
-)
-_AFTER_ACTIONS: Final = [*Event.model_fields][
-    [*Event.model_fields].index("actions") + 1 :
-]
+_OF_ORDINARY: Final = {*_NEVER_NONE} - {"node_info"}
+_SCALARS: Final = (str, float, bool)
+_KINDS: Final = {
+    name: kind
+    for name, field in Event.model_fields.items()
+    for each in (field.annotation, *get_args(field.annotation))
+    if isinstance(kind := get_origin(each) or each, type)
+    and issubclass(kind, (*_SCALARS, set, Enum, BaseModel))
+}
+"""The class of each field of an event, where it is one of these."""
 
 
 def drop_defaults(document: dict[str, Any]) -> None:
     """Remove default values from an event's fields, a quarter of an ordinary one."""
     actions = document["actions"]
-    if "node_info" not in document:  # it is ordinary
-        if not actions["state_delta"]:
-            del actions["state_delta"]
-        return
-    for name in _DICTS_OF_ACTIONS:
-        if not actions[name]:
+    for name in [*actions]:
+        if name in _DICTS_OF_ACTIONS and not actions[name]:
             del actions[name]
-    if document["node_info"] == _NO_NODE:
+    if document.get("node_info") == _NO_NODE:
         del document["node_info"]

@@ -13,7 +13,11 @@ from support.event_fields import ACTIONS, EVENT
 from support.strategies import identical, json_values, states
 
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
-from mongo_session_service.codec.bson_values import decode_fields, encode_fields
+from mongo_session_service.codec.bson_values import (
+    decode_fields,
+    encode_fields,
+    encode_value,
+)
 from mongo_session_service.codec.document_size import MAX_DOCUMENT_BYTES
 from mongo_session_service.codec.documents import (
     decode_events,
@@ -23,7 +27,13 @@ from mongo_session_service.codec.documents import (
     event_document,
     is_same_event,
 )
-from mongo_session_service.codec.events import build_event
+from mongo_session_service.codec.events import (
+    _dump,
+    _dump_ordinary,
+    build_event,
+    drop_defaults,
+    dump_event,
+)
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.storage.database import CODEC_OPTIONS
@@ -173,3 +183,36 @@ def test_a_hook_may_make_tuples() -> None:
 
     found = decode_state(through_bson(fields), Owner.of_session(KEY), sealing)
     assert identical(found, state)
+
+
+@pytest.mark.parametrize("name", [*EVENT])
+def test_a_field_is_dumped_as_its_model_does_it(name: str) -> None:
+    """The short way of ordinary events stores what the long way does, byte for byte."""
+    event = Event(**{"author": "a", name: EVENT[name]})
+
+    ways = [dump_event(event)[0], _dump(event)[0]]
+
+    for document in ways:
+        document["actions"]["state_delta"] = {}
+        drop_defaults(document)
+    short, long = (bson.encode(encode_value(each)) for each in ways)
+    assert short == long
+
+
+OF_RUNNER = {name: EVENT[name] for name in ("node_info", "invocation_id", "content")}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("usage_metadata", "finish_reason", "model_version", "avg_logprobs"),
+        ("grounding_metadata", "citation_metadata", "cache_metadata"),
+        ("turn_complete", "branch", "error_code", "long_running_tool_ids"),
+    ],
+)
+def test_events_of_a_model_take_the_short_way(names: tuple[str, ...]) -> None:
+    """What ADK's Runner yields is dumped without ADK's functions in Python."""
+    event = Event(author="a", **OF_RUNNER, **{name: EVENT[name] for name in names})
+
+    assert _dump_ordinary(event) is not None
+    assert _dump_ordinary(event.model_copy(update={"author": None})) is None
