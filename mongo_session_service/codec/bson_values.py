@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from bson import Int64
+import bson
+from bson import Int64, codec_options
+from bson.errors import BSONError
 from pydantic_core import to_jsonable_python
 
 from mongo_session_service.errors import InvalidInputError, StorageError
@@ -37,11 +39,36 @@ MAX_KEY_LENGTH: Final = 4096
 WRAPPER: Final = "%json"
 """The one field name that user data never has natively."""
 
+
+class _PlainInt(codec_options.TypeDecoder):
+    """Reads 64-bit integers as the ``int`` they were written from."""
+
+    bson_type = Int64
+
+    def transform_bson(self, value: Int64) -> int:
+        return int(value)
+
+
+CODEC_OPTIONS: Final = codec_options.CodecOptions[dict[str, Any]](
+    type_registry=codec_options.TypeRegistry([_PlainInt()]),
+    # Otherwise one value of another tool would fail the whole read.
+    datetime_conversion=codec_options.DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+)
+"""How every document is decoded."""
+
+
+def decode_bson(document: bytes) -> dict[str, Any]:
+    """Decode a document, of which what is wrapped stays so."""
+    return bson.decode(document, CODEC_OPTIONS)
+
+
 _TOO_DEEP: Final = f"it has more than {MAX_DEPTH} levels, or contains itself"
 _ENDLESS: Final = ("Maximum serialization depth", "Circular reference")
 """Beginnings of pydantic's messages about them."""
 
 SCALARS: Final = {str, int, float, bool, type(None)}
+_LEAVES: Final = {*SCALARS, bytes}
 _CONTAINERS: Final = {dict, list, tuple}
 _AS_THEY_ARE: Final = {float, bool, bytes, type(None)}
 _BYTES_LIKE: Final = (bytes, bytearray, memoryview)
@@ -87,6 +114,32 @@ def unescape_key(name: str) -> str:
     return name
 
 
+def encode_native(fields: dict[str, Any]) -> bytes | None:
+    """Encode fields if BSON holds all values as they are; else return None."""
+    if not _is_native(fields.values(), MAX_NATIVE_DEPTH):
+        return None
+    try:  # it refuses what else would have to be wrapped, but for two keys
+        encoded = bson.encode(fields)
+    except (BSONError, ValueError, OverflowError):
+        return None
+    is_odd = b"%json\0" in encoded or b"$ref\0" in encoded
+    return None if is_odd else encoded
+
+
+def _is_native(values: Iterable[Any], levels: int) -> bool:
+    for each in values:
+        kind = type(each)
+        if kind in _LEAVES:
+            continue
+        if kind in _CONTAINERS and levels:
+            inner = each.values() if kind is dict else each
+            if not _is_native(inner, levels - 1):
+                return False
+        elif not isinstance(each, str) or each != getattr(each, "value", None):
+            return False  # but for members of enumerations of text
+    return True
+
+
 def encode_value(value: Any, depth: int = 0) -> Any:
     """Encode a JSON value, or bytes, exactly in BSON: native or wrapped.
 
@@ -95,7 +148,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind is str:
         return value if is_unicode(value) else _wrap(value)
-    if value is None or kind is bool or kind is float or kind is bytes:
+    if kind in _AS_THEY_ARE:
         return value
     if kind is int:
         return value if value in _INT64 else _wrap(value)
@@ -104,12 +157,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     if kind is list or kind is tuple:
         if depth == MAX_NATIVE_DEPTH:
             return _wrap(value)
-        return [
-            item
-            if (type(item) is str and item.isascii()) or type(item) in _AS_THEY_ARE
-            else encode_value(item, depth + 1)
-            for item in value
-        ]
+        return [encode_value(item, depth + 1) for item in value]
     if isinstance(value, _BYTES_LIKE):
         with suppress(ValueError):  # a view that was released
             return memoryview(value).tobytes()
@@ -117,16 +165,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value if type(value) is str and value.isascii() else encode_value(value)
-        for key, value in state.items()
-    }
-
-
-def encode_dict(value: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Encode a dict exactly in BSON; its values are encoded already."""
-    has_odd = any(not key.isidentifier() and _is_odd(key, value) for key in value)
-    return _wrap(value) if has_odd else values
+    return {key: encode_value(value) for key, value in state.items()}
 
 
 def _is_odd(key: str, value: Mapping[str, Any]) -> bool:
@@ -139,21 +178,11 @@ def _is_odd(key: str, value: Mapping[str, Any]) -> bool:
 def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     if depth == MAX_NATIVE_DEPTH:
         return _wrap(value)
-    encoded = {}
-    for key, item in value.items():
-        if type(key) is not str:
-            return _encode_dict(_json_text_form(value), depth)
-        if not key.isidentifier() and _is_odd(key, value):
-            return _wrap(value)
-        # What most items are, without a call for each, as in a list.
-        kind = type(item)
-        if (kind is str and item.isascii()) or kind in _AS_THEY_ARE:
-            encoded[key] = item
-        elif kind is dict:
-            encoded[key] = _encode_dict(item, depth + 1)
-        else:
-            encoded[key] = encode_value(item, depth + 1)
-    return encoded
+    if any(type(key) is not str for key in value):
+        return _encode_dict(_json_text_form(value), depth)
+    if any(not key.isidentifier() and _is_odd(key, value) for key in value):
+        return _wrap(value)
+    return {key: encode_value(item, depth + 1) for key, item in value.items()}
 
 
 def decode_value(value: Any) -> Any:

@@ -73,7 +73,7 @@ def outgrown_error(write: Append | NewSession) -> DocumentTooLargeError:
         f"user {quoted(key.user_id)}": delta.user,
         f"app {quoted(key.app_name)}": delta.app,
     }
-    by = f"event {quoted(write.event['id'])}" if isinstance(write, Append) else "it"
+    by = f"event {quoted(write.event_id)}" if isinstance(write, Append) else "it"
     fields = {**delta.app, **delta.user, **delta.session}
     return DocumentTooLargeError(
         f"The state of {' or '.join(name for name, part in scopes.items() if part)}"

@@ -19,6 +19,7 @@ from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, document_size, events
+from mongo_session_service.codec.bson_values import decode_bson, decode_value
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.record import (
@@ -70,6 +71,9 @@ class StoredSession(NamedTuple):
         return self.record.marker
 
 
+_scopes: Final = partial(ScopedState.split, name_of=bson_values.escape_key)
+"""Splits state into the fields of the documents of its scopes."""
+
 _BESIDE_STATE: Final = 4096
 """Bytes up to which that is in the session's own document, which is read with it."""
 
@@ -114,7 +118,7 @@ def event_document(
     The driver copies BSON as it is, and need not encode the event a second time. Given
     are the fields of what waits from now on, if it changes that.
     """
-    event = RawBSONDocument(append.encoded) if encoded else append.event
+    event = RawBSONDocument(append.encoded) if encoded else decode_bson(append.encoded)
     document = {"_id": append.key.event_id(revision), "event": event, **append.flags}
     if waiting is not None:
         document[WAITING] = waiting[WAITING] or []
@@ -125,9 +129,8 @@ def event_document(
 
 def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Document:
     """Build the fields of a partial event in a document of a running turn."""
-    document, _, _ = _encode_event(key, event, hooks)
-    encoded = bson.encode(document)
-    document_size.check_event_size(event.id, {}, len(encoded))
+    encoded, delta, _ = _encode_event(key, event, hooks)
+    document_size.check_event_size(event.id, delta, len(encoded))
     return {"event": RawBSONDocument(encoded), **event_flags(encoded, hooks)}
 
 
@@ -158,7 +161,7 @@ def encode_new_session(
         details = details.with_display_name(flat)
     else:
         flat = hooks.state_to_store(flat, Owner.of_session(key))
-    delta = _split_scopes(bson_values.encode_values(flat))
+    delta = _scopes(bson_values.encode_values(flat))
     size = sum(
         map(document_size.check_initial_state, (delta.app, delta.user, delta.session))
     )
@@ -177,7 +180,7 @@ def encode_state(
         for key, value in state.items()
     }
     stored = hooks.state_to_store(json_state(shown), owner._replace(prefix=""))
-    parts = _split_scopes(bson_values.encode_values(stored))
+    parts = _scopes(bson_values.encode_values(stored))
     by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
     fields = by_prefix.get(owner.prefix, parts.session)
     return fields, document_size.check_initial_state(fields)
@@ -186,24 +189,21 @@ def encode_state(
 def encode_event_fields(event: Event) -> dict[str, Any]:
     """Encode an event's fields as they are stored without hooks."""
     nobody = SessionKey("", "", "")  # only a hook receives whose event it is
-    document, delta, _ = _encode_event(nobody, event, NO_HOOKS)
-    document_size.check_event_size(event.id, delta, len(bson.encode(document)))
-    return document
+    return decode_bson(encode_append(nobody, event, NO_HOOKS).encoded)
 
 
 def encode_append(
     key: SessionKey, event: Event, hooks: Hooks, fence: TurnFence | None = None
 ) -> Append:
     """Encode an event and its effect on state for storage, without ``temp:``."""
-    document, delta, values = _encode_event(key, event, hooks)
-    encoded = bson.encode(document)
+    encoded, delta, values = _encode_event(key, event, hooks)
     document_size.check_event_size(event.id, delta, len(encoded))
     return Append(
         key,
-        document["timestamp"],
-        document,
+        event.id,
+        float(event.timestamp),
         event_flags(encoded, hooks),
-        _split_scopes(values),
+        _scopes(values),
         encoded,
         len(encoded),
         fence,
@@ -216,10 +216,10 @@ def encode_append(
 
 def _encode_event(
     key: SessionKey, event: Event, hooks: Hooks
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Encode an event's fields as the application's hook changes them.
+) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+    """Encode an event as the application's hook changes it.
 
-    Returns them, the delta in them, and the values of that as BSON has them.
+    Returns it, the delta in it, and the values of that as BSON has them.
     """
     check_id("The event's id", event.id)
     try:
@@ -229,23 +229,23 @@ def _encode_event(
     delta = json_state(event.actions.state_delta)
     if hooks.before_store is not None:
         delta = hooks.state_to_store(delta, Owner.of_session(key))
-    document["actions"]["state_delta"] = bool(delta)  # its place among the fields
+    document["actions"]["state_delta"] = delta
     events.drop_defaults(document)
+    values, encoded = delta, bson_values.encode_native(document)
     try:
-        document = bson_values.encode_value(document)
-        values = bson_values.encode_values(delta)  # once, for the event and for state
-        if delta:
-            document["actions"]["state_delta"] = bson_values.encode_dict(delta, values)
+        if encoded is None:
+            encoded = bson.encode(bson_values.encode_value(document))
+            values = bson_values.encode_values(delta)
         if is_doubtful:
-            events.check_readable(bson_values.decode_value(document))
+            events.check_readable(decode_value(decode_bson(encoded)))
     except InvalidInputError as error:
         message = f"Event {quoted(event.id)} cannot be stored: {error}."
         raise InvalidInputError(message) from None
     if hooks.before_store is not None:
-        fields = bson_values.decode_value(document)
+        fields = decode_value(decode_bson(encoded))
         content = hooks.event_to_store(fields, Owner.of_session(key))
-        document = bson_values.encode_value(content)
-    return document, delta, values
+        encoded = bson.encode(bson_values.encode_value(content))
+    return encoded, delta, values
 
 
 def decode_event(record: EventRecord, hooks: Hooks) -> Event:
@@ -272,7 +272,7 @@ def event_fields(stored: Iterable[Document], hooks: Hooks) -> list[dict[str, Any
         try:
             fields = each["event"]
             if "wrapped" in each:
-                fields = bson_values.decode_value(fields)
+                fields = decode_value(fields)
             if hooks.after_load is not None:
                 owner = Owner(id_["app_name"], id_["user_id"])
                 fields = hooks.loaded_event(fields, owner)
@@ -398,16 +398,13 @@ def decode_new_session(
 
 def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
     """True if a stored sub-document is the very event of an append."""
+    if hooks.after_load is None:
+        return append.encoded == bson.encode(document)
     one, other = (
-        event if hooks.after_load is None else _loaded_fields(event, append.key, hooks)
-        for event in (append.event, document)
+        hooks.loaded_event(decode_value(it), Owner.of_session(append.key))
+        for it in (decode_bson(append.encoded), document)
     )
-    return bool(bson.encode(one) == bson.encode(other))
-
-
-def _loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
-    fields = hooks.loaded_event(bson_values.decode_value(event), Owner.of_session(key))
-    return bson_values.encode_value(fields)
+    return bson_values.is_same_value(one, other)
 
 
 def json_state(state: object) -> dict[str, Any]:
@@ -437,10 +434,6 @@ def json_state(state: object) -> dict[str, Any]:
             message = f"The value of state key {quoted(key)} cannot be stored: {error}."
             raise InvalidInputError(message) from None
     return forms
-
-
-def _split_scopes(values: dict[str, Any]) -> ScopedState:
-    return ScopedState.split(values).mapped(bson_values.escape_keys)
 
 
 def summaries(

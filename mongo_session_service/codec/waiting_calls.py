@@ -64,9 +64,13 @@ class WaitingCalls(NamedTuple):
 
 
 def waiting_step(event: Event) -> WaitingStep:
+    responses = event.get_function_responses()
+    rewinds_before = event.actions.rewind_before_invocation_id
+    has_calls = event.long_running_tool_ids or event.get_function_calls()
+    if not (responses or rewinds_before or has_calls):
+        return WaitingStep(event.invocation_id)
     answers: frozenset[str] = frozenset()
     if event.author == "user" or event.error_code == ABORTED:
-        responses = event.get_function_responses()
         answers = frozenset(each.id for each in responses if each.id)
         if responses and event.branch and event.author == "user":
             answers |= frozenset(_run_ids(event.branch))
@@ -74,7 +78,7 @@ def waiting_step(event: Event) -> WaitingStep:
         event.invocation_id,
         tuple(_calls_awaiting_answers(event)),
         answers,
-        event.actions.rewind_before_invocation_id,
+        rewinds_before,
     )
 
 

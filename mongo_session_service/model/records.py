@@ -1,4 +1,4 @@
-"""Records: keys, scopes of state and the frozen values that the store works with."""
+"""Records: keys, scopes of state and the values that the store works with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SHARD_KEY: Final = SessionKey._fields[:2]
 """The fields of every ``_id`` by which a sharded cluster spreads the documents."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScopedState:
     """State by scope, its keys without the prefix that names the scope in a flat state.
 
@@ -58,19 +58,23 @@ class ScopedState:
     session: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def split(cls, state: Mapping[str, Any]) -> ScopedState:
-        """Sort a flat state into its scopes, without ``temp:`` keys."""
-        scopes = cls()
+    def split(
+        cls, state: Mapping[str, Any], name_of: Callable[[str], str] = str
+    ) -> ScopedState:
+        """Sort a flat state into its scopes, without ``temp:`` keys, by these names."""
+        app: dict[str, Any] = {}
+        user: dict[str, Any] = {}
+        session: dict[str, Any] = {}
         for key, value in state.items():
             if ":" not in key:  # as most are
-                scopes.session[key] = value
+                session[name_of(key)] = value
             elif key.startswith(State.APP_PREFIX):
-                scopes.app[key.removeprefix(State.APP_PREFIX)] = value
+                app[name_of(key.removeprefix(State.APP_PREFIX))] = value
             elif key.startswith(State.USER_PREFIX):
-                scopes.user[key.removeprefix(State.USER_PREFIX)] = value
+                user[name_of(key.removeprefix(State.USER_PREFIX))] = value
             elif not key.startswith(State.TEMP_PREFIX):
-                scopes.session[key] = value
-        return scopes
+                session[name_of(key)] = value
+        return cls(app, user, session)
 
     def merged(self) -> dict[str, Any]:
         """The flat state that an agent sees: the inverse of :meth:`split`."""
@@ -162,9 +166,8 @@ class Append(NamedTuple):
     """An event about to be stored, encoded together with its effect on state."""
 
     key: SessionKey
+    event_id: str
     timestamp: float
-    event: dict[str, Any]
-    """The event's native sub-document."""
     flags: Document
     """The fields beside the sub-document: whether reading has to unwrap values of it,
     and whether the application's hook has to change it back."""

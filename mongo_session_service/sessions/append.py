@@ -358,7 +358,7 @@ async def judge(storage: Storage, planned: QueuedWrite) -> Verdict:
 
     async def find(tx: Transaction) -> tuple[SessionRecord, EventRecord | None]:
         session = await read_writable(storage, key, tx)  # or it is none to be written
-        return session, await find_event(tx, key, write.event["id"])
+        return session, await find_event(tx, key, write.event_id)
 
     # A primary may show what it has not replicated, and lose it when it is deposed.
     # What a transaction has read is on a majority once it is committed.
@@ -368,7 +368,7 @@ async def judge(storage: Storage, planned: QueuedWrite) -> Verdict:
     if stored is not None:
         if is_same_event(write, stored.event, storage.hooks):
             return AlreadyStored(stored.revision)
-        which = f"Another event with id {quoted(write.event['id'])}"
+        which = f"Another event with id {quoted(write.event_id)}"
         raise AlreadyExistsError(f"{which} already exists.")
     if write.fence not in {None, (session.turn.get("epoch"), found.create_time)}:
         raise turn_lost_error(key.session_id)

@@ -63,8 +63,7 @@ async def commit_batch(
         if isinstance(write, NewSession):
             continue
         reads_sessions |= write.title is not NOT_GIVEN or write.waiting.has_effect
-        id_ = write.event["id"]
-        if not has_guard and await find_event(storage, write.key, id_):
+        if not has_guard and await find_event(storage, write.key, write.event_id):
             raise RefusedError
     most = attempts if storage.has_transactions else None
     if reads_sessions:

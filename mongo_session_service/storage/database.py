@@ -18,15 +18,14 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 import pymongo
-from bson import codec_options
 from bson.codec_options import CodecOptions
-from bson.int64 import Int64
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
 from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
+from mongo_session_service.codec.bson_values import CODEC_OPTIONS
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.model.records import SHARD_KEY, Document
 from mongo_session_service.storage import clients
@@ -163,24 +162,6 @@ class SessionsInUse:
                 await each.end_session()
         if ids:
             await kill_client_sessions(client, [*ids])
-
-
-class _PlainInt(codec_options.TypeDecoder):
-    """Reads 64-bit integers as the ``int`` they were written from."""
-
-    bson_type = Int64
-
-    def transform_bson(self, value: Int64) -> int:
-        return int(value)
-
-
-CODEC_OPTIONS: Final = codec_options.CodecOptions[dict[str, Any]](
-    type_registry=codec_options.TypeRegistry([_PlainInt()]),
-    # Otherwise one value of another tool would fail the whole read.
-    datetime_conversion=codec_options.DatetimeConversion.DATETIME_AUTO,
-    unicode_decode_error_handler="replace",
-)
-"""How every document is decoded."""
 
 
 class Database:

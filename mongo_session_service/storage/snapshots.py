@@ -20,8 +20,9 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference, errors
 
+from mongo_session_service.codec.bson_values import CODEC_OPTIONS
 from mongo_session_service.model.records import Document
-from mongo_session_service.storage.database import CODEC_OPTIONS, Database, boot_time
+from mongo_session_service.storage.database import Database, boot_time
 from mongo_session_service.storage.statements import Query, SnapshotTooOldError
 from mongo_session_service.storage.tasks import in_slices, with_gc_paused
 

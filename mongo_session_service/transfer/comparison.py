@@ -173,7 +173,7 @@ def compare_session(
     differences = [f"{each} differs" for each in differing]
     revision = there.revision or 0
     if incoming.offset + matched < min(revision, incoming.revision):
-        event_id = incoming.appends[matched].event.get("id")
+        event_id = incoming.appends[matched].event_id
         event = f"event {incoming.offset + matched + 1} ({event_id!r}) differs"
         return plan(ComparisonResult.CONFLICT, event, *differences)
     # Without events, two sessions are one if they were created at the same time.

@@ -17,14 +17,15 @@ from support.strategies import identical, json_values, key, nested
 
 from mongo_session_service import InvalidInputError
 from mongo_session_service.codec.bson_values import (
+    CODEC_OPTIONS,
     MAX_DEPTH,
     decode_value,
+    encode_native,
     encode_value,
     escape_key,
     json_form,
     unescape_key,
 )
-from mongo_session_service.storage.database import CODEC_OPTIONS
 
 
 def through_bson(value: Any, options: CodecOptions = CODEC_OPTIONS) -> Any:
@@ -37,6 +38,18 @@ def through_bson(value: Any, options: CodecOptions = CODEC_OPTIONS) -> Any:
 def test_json_survives_bson_type_for_type(value: Any) -> None:
     """Any JSON value comes back identical, down to its types and signs."""
     assert identical(through_bson(value), value)
+
+
+@given(json_values(max_leaves=30))
+def test_what_needs_no_wrapper_is_encoded_in_one_step(value: Any) -> None:
+    """BSON that is made at once is that of the value encoded first, or is not made."""
+    encoded = encode_value(value)
+    native = encode_native({"value": value})
+
+    assert native in {None, bson.encode({"value": encoded})}
+    if native is None:
+        whole = bson.encode({"value": encoded})
+        assert b"%json\0" in whole or b"$ref\0" in whole
 
 
 @given(st.lists(key, unique=True))

@@ -14,6 +14,7 @@ from support.strategies import identical, json_values, states
 
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.codec.bson_values import (
+    CODEC_OPTIONS,
     decode_fields,
     encode_fields,
     encode_value,
@@ -36,7 +37,6 @@ from mongo_session_service.codec.events import (
 )
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.storage.database import CODEC_OPTIONS
 
 KEY = SessionKey("app", "user", "session")
 
@@ -126,7 +126,7 @@ def test_the_event_is_not_changed_by_encoding() -> None:
     append = encode_append(KEY, event, NO_HOOKS)
 
     assert event == before
-    assert append.event["actions"]["state_delta"] == {"y": 2}
+    assert event_document(append, 1)["event"]["actions"]["state_delta"] == {"y": 2}
     assert append.delta.session == {"y": 2}
 
 
