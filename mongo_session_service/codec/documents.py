@@ -51,7 +51,7 @@ from mongo_session_service.model.records import (
     TurnFence,
 )
 from mongo_session_service.model.results import SessionSummary
-from mongo_session_service.model.validation import check_id
+from mongo_session_service.model.validation import check_id, wrong_type
 
 
 class StoredSession(NamedTuple):
@@ -410,13 +410,11 @@ def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> boo
 def json_state(state: object) -> dict[str, Any]:
     """Check a flat state; return the JSON forms of its values, without ``temp:``."""
     if not isinstance(state, dict):
-        message = f"state must be a dict, not {type(state).__name__}."
-        raise InvalidInputError(message)
+        raise wrong_type("state", "a dict", state)
     forms = {}
     for key, value in state.items():
         if not isinstance(key, str):
-            message = f"State keys must be strings, not {type(key).__name__}."
-            raise InvalidInputError(message)
+            raise wrong_type("State keys", "strings", key)
         if len(key) > bson_values.MAX_KEY_LENGTH:
             message = (
                 f"State key {quoted(key)} has {len(key)} characters; it may have"

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import override
 
 from mongo_session_service.changes.change import Change
 from mongo_session_service.errors import (
@@ -53,6 +54,15 @@ RECONNECT_SECONDS: Final = 2
 _MUCH_LATER: Final = 60
 """Seconds after which it should if MongoDB refuses."""
 
+_REASONS: Final[dict[type[Exception], tuple[int, str]]] = {
+    SlowSubscriberError: (RECONNECT_SECONDS, "This client read too slowly."),
+    HistoryLostError: (
+        *(RECONNECT_SECONDS, "Changes were missed and cannot be recovered."),
+    ),
+    StorageUnavailableError: (RETRY_SECONDS, UNAVAILABLE),
+}
+"""Seconds until a client should reconnect, and why its stream ended."""
+
 _FAREWELL: Final = 1.0
 """Seconds for a client to read the end of its stream when the server is shut down."""
 
@@ -66,6 +76,7 @@ class Frame(NamedTuple):
     """One server-sent event."""
 
     kind: str
+    """Its ``event``; empty in ADK's own streams, which have none."""
     data: str
     id: str | None = None
 
@@ -106,7 +117,7 @@ def pieces_of(frame: Frame) -> Iterator[bytes]:
     """Encode a frame, a large one a piece at a time; its text is its readers' own."""
     kind, data, id_ = frame
     named = "" if id_ is None else f"id: {id_}\n"
-    begun = f"event: {kind}\n{named}data: "
+    begun = f"event: {kind}\n{named}data: " if kind else "data: "
     for at in range(0, len(data) - PIECE + 1, PIECE):
         yield (begun + data[at : at + PIECE]).encode()
         begun = ""
@@ -145,6 +156,9 @@ class ChangeStream(EventSourceResponse):
     """
 
     media_type = "text/event-stream"
+
+    opening = f"retry: {RECONNECT_SECONDS * 1000}\n\n".encode()
+    """Sent at once, after a heartbeat; or nothing."""
 
     def __init__(
         self,
@@ -194,8 +208,8 @@ class ChangeStream(EventSourceResponse):
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         heartbeat = f": heartbeat {self._heartbeat:g}\n".encode()
-        sent = heartbeat + f"retry: {RECONNECT_SECONDS * 1000}\n\n".encode()
-        yield sent
+        if sent := heartbeat + self.opening if self.opening else b"":
+            yield sent
         try:
             async with aclosing(self._ready_frames()) as ready:
                 async for frame in ready:
@@ -205,10 +219,15 @@ class ChangeStream(EventSourceResponse):
                     del frame  # or it would be held until the next one comes
         except MongoSessionServiceError as error:
             logger.info("A client's stream ends. %s", error)
-            yield closing_error_event(*reason_of(error))
+            yield self.closing(*_REASONS.get(type(error), (_MUCH_LATER, SEE_LOG)))
         except HTTPException as error:
-            if sent.endswith(b"\n\n"):  # not in the middle of a frame
-                yield closing_error_event(RECONNECT_SECONDS, str(error.detail))
+            if sent[-2:] in {b"\n\n", b""}:  # not in the middle of a frame
+                yield self.closing(RECONNECT_SECONDS, str(error.detail))
+
+    def closing(self, seconds: int, reason: str) -> bytes:
+        """Encode its last event: why it ends, and the seconds to reconnect."""
+        data = json.dumps({"reason": reason})
+        return f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()
 
     async def _recheck_permission(self) -> None:
         if (now := time.monotonic()) >= self._permitted_until:
@@ -244,20 +263,11 @@ class ChangeStream(EventSourceResponse):
                 await source.aclose()
 
 
-def closing_error_event(seconds: int, reason: str) -> bytes:
-    """Encode the last event of a stream: why it ends, and the seconds to reconnect."""
-    data = json.dumps({"reason": reason})
-    return f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()
+class AnswerStream(ChangeStream):
+    """Server-sent events as ADK's own server sends them, which are ``data`` alone."""
 
+    opening = b""
 
-def reason_of(error: MongoSessionServiceError) -> tuple[int, str]:
-    """Return the seconds until a client should reconnect, and why its stream ended."""
-    match error:
-        case SlowSubscriberError():
-            return RECONNECT_SECONDS, "This client read too slowly."
-        case HistoryLostError():
-            return RECONNECT_SECONDS, "Changes were missed and cannot be recovered."
-        case StorageUnavailableError():
-            return RETRY_SECONDS, UNAVAILABLE
-        case _:
-            return _MUCH_LATER, SEE_LOG
+    @override
+    def closing(self, seconds: int, reason: str) -> bytes:
+        return f"data: {json.dumps({'error': reason})}\n\n".encode()

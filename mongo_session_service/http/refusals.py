@@ -15,7 +15,6 @@ from collections.abc import (
     Collection,
     Coroutine,
     Iterable,
-    Mapping,
 )
 from functools import partial
 from http import HTTPStatus
@@ -90,48 +89,101 @@ _LONGEST: Final = 200
 """Characters of a name in an answer, which the client may have chosen."""
 
 
-class ProblemDetails(BaseModel):
-    """A refusal, as problem details (RFC 9457)."""
+_KINDS: Final[dict[int, tuple[str, ...]]] = {
+    403: ("not-allowed", "foreign-origin"),
+    404: ("no-session", "no-turn"),
+    409: ("exists", "stale", "turn-taken", "turn-interrupted", "turn-lost"),
+    413: ("too-large",),
+    415: ("not-json",),
+    422: ("invalid",),
+    500: ("failed",),
+    503: ("unavailable", "unknown-outcome"),
+}
+"""The kinds of refusals that have a status, the usual one first."""
+
+_TYPE: Final = "urn:mongo-session-service:"
+_TYPES: Final = [_TYPE + kind for kinds in _KINDS.values() for kind in kinds]
+_BLANK: Final = "about:blank"
+
+_STALE: Final = "The session was written to meanwhile. Load it, and try again."
+_TAKEN: Final = "Another turn of the session runs. Wait for its end, or stop it."
+_UNKNOWN: Final = "The outcome of the write is unknown: repeat it."
+
+_REFUSED_AS: Final[dict[type[Exception], tuple[str, str]]] = {
+    DocumentTooLargeError: ("too-large", ""),
+    InvalidInputError: ("invalid", ""),
+    SessionNotFoundError: ("no-session", "There is no such session."),
+    StaleSessionError: ("stale", _STALE),
+    AlreadyExistsError: ("exists", ""),
+    LeaseLostError: ("turn-lost", ""),
+    TurnInterruptedError: ("turn-interrupted", ""),
+    TurnTakenError: ("turn-taken", _TAKEN),
+    UnknownOutcomeError: ("unknown-outcome", _UNKNOWN),
+    StorageUnavailableError: ("unavailable", UNAVAILABLE),
+    MongoSessionServiceError: ("failed", SEE_LOG),
+}
+"""Of errors, the first of which counts: the kind, and why unless the error says it."""
+
+REFUSED: Final[tuple[type[Exception], ...]] = (HTTPException, *_REFUSED_AS)
+"""The errors that :func:`refusal_of` knows."""
+
+_ANSWERED: Final[tuple[type[Exception], ...]] = (*REFUSED, RequestValidationError)
+
+
+class Shape(BaseModel):
+    """A model whose attributes' docstrings are their descriptions in the schema."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    type: str = "about:blank"
-    """The status is all there is to the type."""
+
+class Mistake(Shape):
+    """What is wrong with a request."""
+
+    loc: list[str | int]
+    """Where it is, as in ["body", "newMessage"]."""
+    msg: str
+    type: str
+
+
+class Problem(Shape):
+    """A refusal, as problem details (RFC 9457)."""
+
+    type: str = Field(json_schema_extra={"enum": [_BLANK, *_TYPES]})
+    """Its kind; about:blank if the status says it all."""
     title: str = Field(examples=["Not Found"])
     status: int = Field(examples=[404])
     detail: str = Field(examples=["There is no such session."])
-    errors: list[dict[str, Any]] = []
-    """With 422: the first 20 mistakes of the request, each with loc, msg and type."""
+    errors: list[Mistake] = Field(default_factory=list)
+    """The first 20 mistakes of a request that is invalid."""
 
 
-REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {
-        "description": description,
-        "content": {
-            "application/problem+json": {"schema": ProblemDetails.model_json_schema()}
-        },
+class Refusal(HTTPException):
+    """A refusal of a kind that programs know."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        status = next(it for it, kinds in _KINDS.items() if kind in kinds)
+        super().__init__(status, why, LATER if kind == "unavailable" else None)
+        self.kind = kind
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the refusals with these statuses, and 503, for FastAPI's schema."""
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    described: dict[int | str, dict[str, Any]] = {
+        status: {
+            "description": responses[status],
+            "content": {"application/problem+json": schema},
+        }
+        for status in (*statuses, 503)
     }
-    for status, description in {
-        403: "Not allowed, whether or not it exists",
-        404: "There is no such session",
-        422: "The request is invalid",
-        503: "MongoDB is unavailable",
-    }.items()
-}
-"""The refusals of every route, for FastAPI's schema."""
+    seconds = {"description": "In seconds", "schema": {"type": "integer"}}
+    described[503]["headers"] = dict.fromkeys(LATER, seconds)
+    return described
 
-_REFUSED: Final = (
-    HTTPException,
-    RequestValidationError,
-    AlreadyExistsError,
-    SessionNotFoundError,
-    StaleSessionError,
-    MongoSessionServiceError,
-    TurnTakenError,
-)
-"""The errors that :func:`problem_of_error` answers."""
 
-Action: TypeAlias = Literal["read", "list", "update", "fork", "delete", "run", "stop"]
+Action: TypeAlias = Literal[
+    "read", "list", "create", "update", "fork", "delete", "run", "stop"
+]
 
 _OFFERED: Final[tuple[Action, ...]] = (
     *("list", "read", "update", "fork", "delete", "stop"),
@@ -198,7 +250,7 @@ class PermissionChecker:
     ) -> None:
         """Refuse a request that may not perform an action on a session or a user's."""
         if not await self.allows(request, key, action):
-            raise HTTPException(403, "You may not do this.")
+            raise Refusal("not-allowed", "You may not do this.")
 
     async def permits(
         self, request: Request, key: SessionKey | Scope, action: Action
@@ -230,7 +282,7 @@ class PermissionChecker:
             if not asked.done():
                 why = f"authorize did not answer in {self._seconds:g} seconds."
                 self._silence.begin(why)
-                raise HTTPException(503, why, LATER)
+                raise Refusal("unavailable", why)
         finally:
             asked.cancel()
         self._silence.end("authorize answers again.")
@@ -272,7 +324,7 @@ class PermissionChecker:
             if not getattr(request.state, "has_reported", False):  # of all it is asked
                 request.state.has_reported = True
                 logger.exception("authorize failed.")
-            raise HTTPException(500, "See the server's log.") from error
+            raise Refusal("failed", "See the server's log.") from error
 
     async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
         """Call a function in one of so many threads; one that hangs keeps its own."""
@@ -345,7 +397,7 @@ class SessionRoute(APIRoute):
                     _check_content_type(request)
                     request = _with_limited_body(request)
                 response = await answer(request)
-            except _REFUSED as error:
+            except _ANSWERED as error:
                 return problem_of_error(error, self.outage)
             self.outage.end("MongoDB answers again.")
             return response
@@ -369,7 +421,7 @@ def _check_origin(request: Request, trusted_origins: Collection[str]) -> None:
     )
     if not is_own and origin not in trusted_origins:
         why = "Pages of another origin may not write; see trusted_origins."
-        raise HTTPException(403, why)
+        raise Refusal("foreign-origin", why)
 
 
 def _check_content_type(request: Request) -> None:
@@ -377,7 +429,7 @@ def _check_content_type(request: Request) -> None:
     if has_body or "transfer-encoding" in request.headers:
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind.lower() != "application/json":
-            raise HTTPException(415, "Send JSON, as application/json.")
+            raise Refusal("not-json", "Send JSON, as application/json.")
 
 
 def _with_limited_body(request: Request) -> Request:
@@ -388,86 +440,72 @@ def _with_limited_body(request: Request) -> Request:
         message = await request.receive()
         length += len(message.get("body", b""))
         if length > _MAX_BODY:
-            raise HTTPException(413, f"Send {_MAX_BODY:,} bytes at most.")
+            raise Refusal("too-large", f"Send {_MAX_BODY:,} bytes at most.")
         return message
 
     return Request(request.scope, receive)
 
 
-def problem_response(
-    status: int,
-    detail: str,
-    headers: Mapping[str, str] | None = None,
-    **members: Any,
-) -> Response:
-    """Make problem details: the one form that a refusal over HTTP has (RFC 9457)."""
-    title = responses.get(status, "Refused")
-    problem = {"type": "about:blank", "title": title, "status": status}
+def refusal_of(error: Exception) -> HTTPException:
+    """Make the refusal of a request that failed with one of the errors in ``REFUSED``.
+
+    It holds nothing that is stored, and nothing of the request's content.
+    """
+    if isinstance(error, HTTPException):
+        return error
+    kind, why = next(it for of, it in _REFUSED_AS.items() if isinstance(error, of))
+    if kind == "failed":
+        logger.error("A request failed. %s", error)
+    return Refusal(kind, why or str(getattr(error, "message", error)))
+
+
+def problem_of_error(error: Exception, outage: Episode) -> Response:
+    """Make problem details: the one form that a refusal over HTTP has (RFC 9457).
+
+    An outage's cause is logged when it begins.
+    """
+    mistakes: list[Mistake] = []
+    if isinstance(error, StorageUnavailableError):
+        outage.begin(f"Requests are answered with 503. {error}")
+    if isinstance(error, RequestValidationError):
+        why, mistakes = _mistakes_of(error)
+        error = Refusal("invalid", why)
+    refusal = refusal_of(error)
+    problem = Problem(
+        type=_TYPE + refusal.kind if isinstance(refusal, Refusal) else _BLANK,
+        title=responses.get(refusal.status_code, "Refused"),
+        status=refusal.status_code,
+        detail=str(refusal.detail),
+        errors=mistakes,
+    )
     return Response(
-        json.dumps(problem | {"detail": detail} | members),
-        status,
-        {**NO_STORE, **(headers or {})},
+        json.dumps(problem.model_dump(exclude_defaults=True)),
+        problem.status,
+        {**NO_STORE, **(refusal.headers or {})},
         "application/problem+json",
     )
 
 
-def problem_of_error(error: Exception, outage: Episode) -> Response:
-    """Make the answer to a request that failed with one of the errors in ``_REFUSED``.
-
-    An outage's cause is logged when it begins. The answer holds nothing that is stored,
-    and nothing of the request's content.
-    """
-    match error:
-        case HTTPException():
-            return problem_response(error.status_code, str(error.detail), error.headers)
-        case RequestValidationError():
-            return _invalid_request_response(error)
-        case DocumentTooLargeError() | InvalidInputError():
-            is_too_large = isinstance(error, DocumentTooLargeError)
-            return problem_response(413 if is_too_large else 422, error.message)
-        case SessionNotFoundError():
-            return problem_response(404, "There is no such session.")
-        case StaleSessionError():
-            why = "The session was written to meanwhile. Load it, and try again."
-            return problem_response(409, why)
-        case AlreadyExistsError() | LeaseLostError() | TurnInterruptedError():
-            return problem_response(409, str(error))
-        case TurnTakenError():
-            why = "Another turn of the session runs. Wait for its end, or stop it."
-            return problem_response(409, why)
-        case UnknownOutcomeError():
-            why = "The outcome of the write is unknown: repeat it."
-            return problem_response(503, why)
-        case StorageUnavailableError():
-            outage.begin(f"Requests are answered with 503. {error}")
-            return problem_response(503, UNAVAILABLE, LATER)
-        case _:
-            logger.error("A request failed. %s", error)
-            return problem_response(500, SEE_LOG)
-
-
-def _invalid_request_response(error: RequestValidationError) -> Response:
+def _mistakes_of(error: RequestValidationError) -> tuple[str, list[Mistake]]:
     """Name the first mistakes: none of their values, and nothing that is long."""
     found = error.errors()
     mistakes = [
-        {
-            "loc": [
+        Mistake(
+            loc=[
                 each[:_LONGEST] if isinstance(each, str) else each
                 for each in mistake["loc"][:_NAMED_MISTAKES]
             ],
-            "msg": mistake["msg"][:_LONGEST],
-            "type": mistake["type"],
-        }
+            msg=mistake["msg"][:_LONGEST],
+            type=mistake["type"],
+        )
         for mistake in found[:_NAMED_MISTAKES]
     ]
-    named = (".".join(map(str, each["loc"][1:])) for each in mistakes)
     why = "; ".join(
-        f"{name or 'body'}: {each['msg']}"
-        for name, each in zip(named, mistakes, strict=True)
+        f"{'.'.join(map(str, each.loc[1:])) or 'body'}: {each.msg}" for each in mistakes
     )
     if more := len(found) - len(mistakes):
         why += f"; and {more:,} more mistakes"
-    return problem_response(422, why, errors=mistakes)
+    return why, mistakes
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -485,5 +523,5 @@ def add_error_handlers(app: FastAPI) -> None:
     async def refuse(_: Request, error: Exception) -> Response:
         return problem_of_error(error, outage)
 
-    for each in _REFUSED:
+    for each in _ANSWERED:
         app.add_exception_handler(each, refuse)

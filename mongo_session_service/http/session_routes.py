@@ -10,6 +10,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Iterable,
     Mapping,
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -39,7 +40,6 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, create_model
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Send
@@ -61,6 +61,7 @@ from mongo_session_service.feed.place import FORM
 from mongo_session_service.feed.subscription import SessionSubscription
 from mongo_session_service.http.change_stream import (
     PIECE,
+    AnswerStream,
     ChangeStream,
     Frame,
     Frames,
@@ -71,13 +72,15 @@ from mongo_session_service.http.change_stream import (
 )
 from mongo_session_service.http.refusals import (
     NO_STORE,
-    REFUSALS,
     Action,
     Authorize,
     Episode,
     PermissionChecker,
+    Refusal,
     SessionRoute,
+    Shape,
     at_once,
+    refusals,
 )
 from mongo_session_service.model import results
 from mongo_session_service.model.metadata import ADK_METADATA, CONVERSATION, Details
@@ -92,6 +95,7 @@ from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
 from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.storage.tasks import Pace
+from mongo_session_service.turns.running_turns import RunningTurn
 from mongo_session_service.turns.turn import find_last_turn
 
 logger = logging.getLogger(__name__)
@@ -113,7 +117,11 @@ _NOT_OF_CLIENTS: Final = (
 
 _ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+")
 
+OF_USER: Final = "/apps/{app_name}/users/{user_id}"
 _ONE: Final = "/sessions/{session_id}"
+
+Row: TypeAlias = tuple[str, str, str, Any, Any, int]
+"""A route: the actions it asks for, method, path, endpoint, model and status."""
 
 MAX_PAGE: Final = 200
 """Sessions, or events, on a page."""
@@ -149,20 +157,14 @@ _SAMPLE: Final[dict[int | str, dict[str, Any]]] = {
 """One of each event of a stream, for FastAPI's schema."""
 
 
-class _Shape(BaseModel):
-    """A model whose attributes' docstrings are their descriptions in the schema."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class EventRow(_Shape):
+class EventRow(Shape):
     """An event, and where it stands in its session's log."""
 
     revision: int = Field(examples=[3])
     event: Event
 
 
-class EventList(_Shape):
+class EventList(Shape):
     """A page of a session's events."""
 
     events: list[EventRow]
@@ -187,12 +189,18 @@ class SessionChange(Change):
     """The running turn, in a ``partial`` and a ``turn``."""
 
 
-class SessionQuery(_Shape):
+_STREAMS: Final[dict[Any, type[Response]]] = {
+    SessionChange: ChangeStream,
+    Event: AnswerStream,
+}
+
+
+class SessionQuery(Shape):
     """Query parameters of a list of sessions."""
 
     title: str | None = None
     """Exactly this title."""
-    label: list[Annotated[str, Field(pattern="=")]] = []
+    label: list[Annotated[str, Field(pattern="=")]] = Field(default_factory=list)
     """Exactly this label, as name=value; repeatable."""
     session_id: str | None = None
     """Exactly this session."""
@@ -209,7 +217,7 @@ class SessionQuery(_Shape):
     """Also those that ADK's evaluations made."""
 
 
-class EventQuery(_Shape):
+class EventQuery(Shape):
     """Query parameters of a page of events."""
 
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
@@ -218,7 +226,7 @@ class EventQuery(_Shape):
     newest_first: bool = False
 
 
-class SessionRead(_Shape):
+class SessionRead(Shape):
     """Query parameters of a session."""
 
     at_revision: Revision | PlaceText | None = None
@@ -232,7 +240,7 @@ class SessionRead(_Shape):
     """Only events from this time on."""
 
 
-class StreamQuery(_Shape):
+class StreamQuery(Shape):
     """Query parameters of every stream."""
 
     partials: bool = False
@@ -262,7 +270,7 @@ class UserStreamStart(OutlineQuery, StreamStart):
     """Also the whole content of this session."""
 
 
-class _Forbidding(_Shape):
+class _Forbidding(Shape):
     """Changes of a session's details; what is left out stays as it is."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -276,7 +284,7 @@ _NOTED: Final[Any] = {
 SessionUpdate: Any = create_model("SessionUpdate", __base__=_Forbidding, **_NOTED)
 
 
-class TurnRequest(_Shape):
+class TurnRequest(Shape):
     """A request to an agent: the fields of ADK's own ``/run_sse`` that fit."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -298,8 +306,19 @@ class TurnRequest(_Shape):
     interrupt: bool = False
     """Stop the turn that runs, unless a later request does; else 409 is the answer."""
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """What it says of ADK's ``RunConfig``."""
+        mode = StreamingMode.SSE if self.streaming else StreamingMode.NONE
+        return {"streaming_mode": mode}
 
-class TurnBegun(_Shape):
+    @property
+    def wait_seconds(self) -> float:
+        """How long it waits for the turn that runs."""
+        return _INTERRUPT_SECONDS if self.interrupt else 0
+
+
+class TurnBegun(Shape):
     """A turn that runs from now on, whoever reads it."""
 
     session_id: str
@@ -308,7 +327,7 @@ class TurnBegun(_Shape):
     """Its number, as the session's stream shows it."""
 
 
-class BranchList(_Shape):
+class BranchList(Shape):
     """The versions of a conversation."""
 
     branches: list[results.Branch]
@@ -445,7 +464,7 @@ class SessionResources:
         self.client_state = frozenset(client_state)
         self.trusted_origins = frozenset(trusted_origins)
         self.service = service
-        self.runner = runner
+        self.runners = {} if runner is None else {runner.app_name: runner}
         self.run_config = run_config or RunConfig()
         self.within = within
         self.limits = backends_of(service).limits
@@ -454,13 +473,7 @@ class SessionResources:
 
     def router(self) -> APIRouter:
         """Make the routes; see :func:`sessions_router`."""
-
-        class Route(SessionRoute):
-            trusted_origins = self.trusted_origins
-            outage = Episode(logging.WARNING)
-
-        router = APIRouter(route_class=Route, responses=REFUSALS, tags=["sessions"])
-        routes: list[tuple[Action | None, str, str, Any, Any, int]] = [
+        routes: list[Row] = [
             ("list", "GET", "/sessions", self.list_sessions, SessionPage, 200),
             ("read", "GET", _ONE, self.get_session, Session, 200),
             ("update", "PATCH", _ONE, self.update_session, SessionSummary, 200),
@@ -469,30 +482,40 @@ class SessionResources:
             ("fork", "POST", f"{_ONE}/fork", self.fork_session, SessionSummary, 201),
             ("read", "GET", f"{_ONE}/branches", self.list_branches, BranchList, 200),
             ("update", "PUT", f"{_ONE}/shown", self.show_branch, None, 204),
-            ("run", "POST", f"{_ONE}/turns", self.start_turn, TurnBegun, 202),
             ("stop", "DELETE", f"{_ONE}/turn", self.stop_turn, None, 202),
             ("read", "GET", f"{_ONE}/turn", self.get_turn, TurnFields, 200),
             # Streams ask by themselves, for all that a page may offer.
-            (None, "GET", f"{_ONE}/changes", self.stream_session, SessionChange, 200),
-            (None, "GET", "/changes", self.stream_user, SessionChange, 200),
+            ("", "GET", f"{_ONE}/changes", self.stream_session, SessionChange, 200),
+            ("", "GET", "/changes", self.stream_user, SessionChange, 200),
         ]
-        for action, method, path, endpoint, model, status in routes:
-            if action == "run" and self.runner is None:
-                continue
-            is_stream = model is SessionChange
+        if self.runners:
+            turns = f"{_ONE}/turns"
+            routes.append(("run", "POST", turns, self.start_turn, TurnBegun, 202))
+        return self.router_of(OF_USER, routes)
+
+    def router_of(self, prefix: str, routes: Iterable[Row]) -> APIRouter:
+        """Make a router whose routes ask for permissions, and refuse, as all do."""
+
+        class Route(SessionRoute):
+            trusted_origins = self.trusted_origins
+            outage = Episode(logging.WARNING)
+
+        described = refusals(403, 404, 422)
+        router = APIRouter(route_class=Route, responses=described, tags=["sessions"])
+        for actions, method, path, endpoint, model, status in routes:
             router.add_api_route(
-                f"/apps/{{app_name}}/users/{{user_id}}{path}",
+                prefix + path,
                 endpoint,
                 methods=[method],
                 response_model=model,
-                response_class=ChangeStream if is_stream else JSONResponse,
+                response_class=_STREAMS.get(model, JSONResponse),
                 status_code=status,
-                responses=_SAMPLE if is_stream else None,
-                dependencies=[self._permission_check(action)] if action else [],
+                responses=_SAMPLE if model is SessionChange else None,
+                dependencies=[*map(self._permission_check, actions.split())],
             )
         return router
 
-    def _permission_check(self, action: Action) -> Any:
+    def _permission_check(self, action: Any) -> Any:
         """Make the dependency of a route that asks for the permission to it."""
 
         async def ask_of_user(request: Request, scope: OfUser) -> None:
@@ -501,7 +524,7 @@ class SessionResources:
         async def ask_of_session(request: Request, key: Key) -> None:
             await self.permission.require(request, key, action)
 
-        return Depends(ask_of_user if action == "list" else ask_of_session)
+        return Depends(ask_of_user if action in {"list", "create"} else ask_of_session)
 
     async def list_sessions(
         self, scope: OfUser, query: Annotated[SessionQuery, Query()]
@@ -545,9 +568,9 @@ class SessionResources:
                 if len(shown) == query.limit or size > self.limits.http_page_bytes:
                     has_more = True
                     break
-                # One by one: the public view knows events by their names.
-                fields = {"revision": revision, "event": event}
-                shown.append(public_view.json_text(fields).encode())
+                shown.append(
+                    f'{{"revision":{revision},"event":{event_json(event)}}}'.encode()
+                )
                 size += len(shown[-1])
                 await pace.yield_to_loop()
         end = b"true" if has_more else b"false"
@@ -590,39 +613,45 @@ class SessionResources:
         self, request: Request, key: Key, asked: TurnRequest
     ) -> Response:
         """Runs the agent in a turn of a session, which goes on without this request."""
-        if self.runner is None or key.app_name != self.runner.app_name:
+        running = await self.begin_turn(request, key, asked)
+        begun = {"session_id": running.session_id, "epoch": running.epoch}
+        return json_response(begun, 202)
+
+    async def begin_turn(
+        self, request: Request, key: SessionKey, asked: TurnRequest
+    ) -> RunningTurn:
+        """Check what an agent is asked for, and ask it."""
+        runner = self.runners.get(key.app_name)
+        if runner is None:
             raise session_not_found_error(key.session_id)
         asks = asked.new_message is not None and asked.new_message.parts
         resumes = asked.invocation_id or asked.instead_of
         if not (asks or resumes):  # ADK would call the model all the same
             why = "Give a newMessage with parts, an invocationId or insteadOf."
-            raise HTTPException(422, why)
-        self._check_delta(asked.state_delta or {})
+            raise Refusal("invalid", why)
+        self.check_delta(asked.state_delta or {})
         if asked.instead_of is not None:
             await self.permission.require(request, key, "fork")
-        mode = StreamingMode.SSE if asked.streaming else StreamingMode.NONE
         names = ("new_message", "state_delta", "invocation_id", "instead_of")
         given: dict[str, Any] = {name: getattr(asked, name) for name in names}
-        running = await self.service.start_turn(
-            self.runner,
+        return await self.service.start_turn(
+            runner,
             user_id=key.user_id,
             session_id=key.session_id,
-            wait=_INTERRUPT_SECONDS if asked.interrupt else 0,
+            wait=asked.wait_seconds,
             interrupt=asked.interrupt,
-            run_config=self.run_config.model_copy(update={"streaming_mode": mode}),
+            run_config=self.run_config.model_copy(update=asked.config),
             **{name: it for name, it in given.items() if it is not None},
         )
-        begun = {"session_id": running.session_id, "epoch": running.epoch}
-        return json_response(begun, 202)
 
-    def _check_delta(self, delta: Mapping[str, Any]) -> None:
+    def check_delta(self, delta: Mapping[str, Any]) -> None:
         """Refuse state that a client may not set, and what could not be stored."""
         for key in delta.keys() - self.client_state:
             for prefix in filter(key.startswith, _NOT_OF_CLIENTS):
                 why = (
                     f"Set keys of the session alone in stateDelta, and none of {prefix}"
                 )
-                raise HTTPException(422, why)
+                raise Refusal("invalid", why)
         json_state(delta)
 
     async def get_turn(self, key: Key) -> Response:
@@ -630,7 +659,7 @@ class SessionResources:
         async with self.answer_in_time():
             turn = await find_last_turn(backends_of(self.service), key)
         if turn is None:
-            raise HTTPException(404, "This session has had no turn.")
+            raise Refusal("no-turn", "This session has had no turn.")
         fields = turn._asdict().items()
         return json_response({name: it for name, it in fields if it is not None})
 
@@ -638,7 +667,7 @@ class SessionResources:
         """Stops the turn of a session, in whichever process it runs."""
         reason = None if stop is None else stop.reason
         if not await self.service.stop_turn(**key.id, reason=reason):
-            raise HTTPException(404, "No turn of this session is running.")
+            raise Refusal("no-turn", "No turn of this session is running.")
         return json_response(None, 202)
 
     async def stream_session(
@@ -791,7 +820,7 @@ class SessionResources:
             key = change.session_key
             return (
                 key is not None
-                and (query.include_eval or not _is_of_evaluation(key.session_id))
+                and (query.include_eval or not is_of_evaluation(key.session_id))
                 and await may_show(key, change)
             )
 
@@ -831,7 +860,7 @@ class SessionResources:
             rows += [
                 summary_fields(each)
                 for each in page.sessions
-                if query.include_eval or not _is_of_evaluation(each.id)
+                if query.include_eval or not is_of_evaluation(each.id)
             ]
             token = page.next_page_token
             if token is None or len(rows) == query.limit:
@@ -872,12 +901,12 @@ class SessionResources:
             if not timer.expired():
                 raise
             backend = backends_of(self.service).opened.get(asyncio.get_running_loop())
-            late = f"no answer within {seconds:g} seconds"
-            error = StorageUnavailableError(f"MongoDB gave {late}.")
-            raise (backend.storage.late_error(late) if backend else error) from None
+            why = backend and backend.storage.why_unusable()
+            late = f"MongoDB did not answer in {seconds:g} seconds."
+            raise StorageUnavailableError(why or late) from None
 
 
-def _is_of_evaluation(session_id: str) -> bool:
+def is_of_evaluation(session_id: str) -> bool:
     return session_id.startswith(_EVAL_PREFIXES)
 
 
@@ -929,9 +958,14 @@ async def session_json(session: Session) -> bytearray:
     text, pace, events = bytearray(begun + b',"events":['), Pace(), session.events[::-1]
     session.events.clear()
     while events:
-        event = public_view.json_text({"event": events.pop()})
-        text += event.removeprefix('{"event":').removesuffix("}").encode()
+        text += event_json(events.pop()).encode()
         text += b"," if events else b""
         await pace.yield_to_loop()
     text += b"]}"
     return text
+
+
+def event_json(event: Event) -> str:
+    """Write the public view of an event."""
+    text = public_view.json_text({"event": event})  # which knows it by its name
+    return text.removeprefix('{"event":').removesuffix("}")

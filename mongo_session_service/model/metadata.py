@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from mongo_session_service.errors import InvalidInputError
-from mongo_session_service.model.validation import check_text
+from mongo_session_service.model.validation import check_text, wrong_type
 
 MAX_TITLE: Final = 1000  # characters
 NO_TITLE: Final = ""
@@ -58,8 +58,7 @@ def check_title(title: object) -> str:
 
 def check_labels(labels: object) -> dict[str, str]:
     if not isinstance(labels, Mapping):
-        kind = type(labels).__name__
-        raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
+        raise wrong_type("labels", "a dict of strings", labels)
     if len(labels) > MAX_LABELS:
         message = f"{len(labels)} labels are too many; {MAX_LABELS} are allowed."
         raise InvalidInputError(message)
@@ -274,9 +273,7 @@ def check_moment(what: str, value: object) -> float:
             message = f"{what} is not ISO 8601; expected 2027-01-31T12:00:00Z, say."
             raise InvalidInputError(message) from None
     if not isinstance(value, datetime):
-        kind = type(value).__name__
-        message = f"{what} must be a datetime or ISO 8601 text, not {kind}."
-        raise InvalidInputError(message)
+        raise wrong_type(what, "a datetime or ISO 8601 text", value)
     if value.utcoffset() is None:
         message = (
             f"{what} has no time zone, so it is ambiguous. Add one, as in"

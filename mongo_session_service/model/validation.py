@@ -22,6 +22,11 @@ MAX_ID_BYTES: Final = 4096
 change only if they fit into 16 MB twice, beside the event."""
 
 
+def wrong_type(what: str, wanted: str, value: object) -> InvalidInputError:
+    """Make the error for a value of another type than the one that is wanted."""
+    return InvalidInputError(f"{what} must be {wanted}, not {type(value).__name__}.")
+
+
 def check_id(what: str, value: object) -> str:
     """Return a string of at most ``MAX_ID_BYTES`` that can name something."""
     if type(value) is str and 0 < len(value) <= MAX_ID_BYTES and value.isascii():
@@ -49,8 +54,7 @@ def check_text(what: str, value: object) -> str:
 def check_string(what: str, value: object) -> str:
     """Return a plain string, whatever it contains."""
     if not isinstance(value, str):
-        message = f"{what} must be a string, not {type(value).__name__}."
-        raise InvalidInputError(message)
+        raise wrong_type(what, "a string", value)
     return str.__str__(value)  # a subclass may have methods of its own
 
 
@@ -105,8 +109,7 @@ def check_choice(what: str, value: object, choices: tuple[str, ...]) -> str:
 
 def check_flag(what: str, value: object) -> bool:
     if not isinstance(value, bool):
-        message = f"{what} must be True or False, not {type(value).__name__}."
-        raise InvalidInputError(message)
+        raise wrong_type(what, "True or False", value)
     return value
 
 
@@ -127,8 +130,7 @@ def check_count(what: str, value: object) -> None:
 
 def check_callable(what: str, value: object) -> None:
     if not callable(value):
-        message = f"{what} must be a function, not {type(value).__name__}."
-        raise InvalidInputError(message)
+        raise wrong_type(what, "a function", value)
 
 
 def check_session(value: object) -> None:
@@ -188,15 +190,13 @@ def _check_types(*named: tuple[str, object, Any]) -> None:
     for what, value, kind in named:
         if not isinstance(value, kind):
             name = getattr(kind, "__name__", "number")
-            message = f"{what} must be {indefinite(name)}, not {type(value).__name__}."
-            raise InvalidInputError(message)
+            raise wrong_type(what, indefinite(name), value)
 
 
 def check_event_ids(what: str, value: object) -> list[str]:
     """Return a list of strings, which may not be empty."""
     if not isinstance(value, list | tuple | set | frozenset):
-        message = f"{what} must be a list of ids, not {type(value).__name__}."
-        raise InvalidInputError(message)
+        raise wrong_type(what, "a list of ids", value)
     if not value:
         raise InvalidInputError(f"{what} must name an event.")
     return [check_string(f"Each of {what}", each) for each in value]

@@ -26,7 +26,12 @@ from mongo_session_service.model.metadata import (
 )
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionPage, SessionSummary
-from mongo_session_service.model.validation import check_choice, check_flag, check_id
+from mongo_session_service.model.validation import (
+    check_choice,
+    check_flag,
+    check_id,
+    wrong_type,
+)
 from mongo_session_service.sessions import branches, queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
@@ -178,16 +183,14 @@ def check_limit(limit: object, name: str = "limit") -> int:
 def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document]:
     """The filters for values of a session's own state, one for each key."""
     if not isinstance(where, Mapping):
-        message = f"where must be a dict, not {type(where).__name__}."
-        raise InvalidInputError(message)
+        raise wrong_type("where", "a dict", where)
     keys = sorted(map(_check_state_key, where))
     return [_state_condition(key, where[key], owner, hooks) for key in keys]
 
 
 def _check_state_key(key: object) -> str:
     if not isinstance(key, str):
-        message = f"The keys of where must be strings, not {type(key).__name__}."
-        raise InvalidInputError(message)
+        raise wrong_type("The keys of where", "strings", key)
     if key.startswith(_OF_OTHERS):
         message = (
             f"where has key {quoted(key)}, but sessions are found by their own state"

@@ -39,7 +39,6 @@ from mongo_session_service.storage.failures import (
     is_turned_away,
     is_write_conflict,
     renew_connections,
-    translate_error,
 )
 from mongo_session_service.storage.snapshots import find_documents
 from mongo_session_service.storage.statements import (
@@ -116,8 +115,7 @@ async def run_committed(
                 late = TimeLimitError(text)
                 failure = await attempt.end(session, late, is_late=True)
                 if failure is late and time_limit is not None:
-                    text = translate_error(late, database.client).message
-                    failure = TooLateError(text)
+                    failure = TooLateError(f"MongoDB is unavailable: {text}.")
                 raise failure from None
         except asyncio.CancelledError:
             await uninterrupted(_start_later_transaction(database, session))

@@ -83,7 +83,7 @@ ENDLESS = {
     *("watch.py", "consumer_worker.py", "sidebar.py"),
     "fastapi_chat.py",  # in test_chat_example.py
     "live_turns.py",  # in test_live_turns_example.py
-    "ai_sdk.py",  # in test_front_ends.py
+    *("adk_server.py", "ai_sdk.py"),  # in test_front_ends.py
 }
 
 

@@ -24,6 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 AI_SDK = ("ai@7", "@ai-sdk/react@4")
 # Later ones need packages that npm does not have.
 ASSISTANT_UI = ("@assistant-ui/core@0.3.20", "@assistant-ui/react@0.15.21")
+GOOGLE_ADK = (*ASSISTANT_UI, "@assistant-ui/react-google-adk@0.0.27")
 TO_30 = " ".join(map(str, range(1, 31)))
 
 
@@ -150,3 +151,43 @@ async def test_all_tabs_show_the_version_that_one_of_them_flips_to(
         await shows(*latest, versions=["3/4", "2/2"])
         await page.get_by_label("Next").first.click()
         await shows(*stopped, versions=["4/4"])
+
+
+async def test_adks_own_client_has_answers_that_outlive_it(
+    page: Page, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """It sends, streams, is reloaded in the middle, lists, and deletes."""
+    script = bundle(EXAMPLES / "google_adk.jsx", GOOGLE_ADK, tmp_path)
+    uri = with_database(mongodb_uri, database)
+    messages, sessions = page.locator(".message"), page.locator(".session")
+    answered = ["user: Count to 30", f"assistant: {TO_30}"]
+    async with two_servers("adk_server.py", uri) as (one, other):
+        await serve_page(page, script)
+        await page.goto(one)
+        await expect(page.get_by_label("Message")).to_be_visible()
+        await ask(page, "Count to 30")
+        await expect(messages).to_have_text([answered[0], re.compile("1 2 3")])
+        where = await page.evaluate("location.hash")
+        assert await messages.last.text_content() != answered[1]
+        await page.goto("about:blank")
+        await page.goto(other + where)  # while it is said, at another server
+        await expect(messages).to_have_text(answered)
+        await page.reload()
+        await expect(messages).to_have_text(answered)
+
+        await ask(page, "Count to 2")
+        await expect(messages).to_have_text(
+            [*answered, "user: Count to 2", "assistant: 1 2"]
+        )
+        await expect(sessions).to_have_count(1)
+        await page.get_by_text("New chat").click()
+        await expect(messages).to_have_count(0)
+        await ask(page, "Count to 3")
+        await expect(messages).to_have_text(["user: Count to 3", "assistant: 1 2 3"])
+        await page.reload()
+        await expect(sessions).to_have_count(2)
+        await sessions.first.get_by_text("Delete").click()  # the latest is the last
+        await expect(sessions).to_have_count(1)
+        await page.reload()
+        await expect(messages).to_have_text(["user: Count to 3", "assistant: 1 2 3"])
+        await expect(sessions).to_have_count(1)

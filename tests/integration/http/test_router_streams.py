@@ -234,7 +234,7 @@ async def test_an_unknown_session_is_not_found(url: str) -> None:
     ):
         assert answer.status_code == 404
         assert answer.json() == {
-            "type": "about:blank",
+            "type": "urn:mongo-session-service:no-session",
             "title": "Not Found",
             "status": 404,
             "detail": "There is no such session.",
