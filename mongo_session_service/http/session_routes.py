@@ -901,9 +901,10 @@ class SessionResources:
             if not timer.expired():
                 raise
             backend = backends_of(self.service).opened.get(asyncio.get_running_loop())
-            why = backend and backend.storage.why_unusable()
-            late = f"MongoDB did not answer in {seconds:g} seconds."
-            raise StorageUnavailableError(why or late) from None
+            late = f"no answer within {seconds:g} seconds"
+            if backend is None:
+                raise StorageUnavailableError(f"MongoDB gave {late}.") from None
+            raise backend.storage.late_error(late) from None
 
 
 def is_of_evaluation(session_id: str) -> bool:

@@ -37,7 +37,6 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import STATE_PATH, SessionRecord
 from mongo_session_service.errors import (
-    StorageUnavailableError,
     quoted,
     session_exists_error,
     session_not_found_error,
@@ -65,7 +64,6 @@ from mongo_session_service.sessions.reads import (
     read_writable,
 )
 from mongo_session_service.sessions.writer import (
-    TOO_LATE,
     AlreadyStored,
     Outdated,
     QueuedWrite,
@@ -225,15 +223,15 @@ class _RebasingAppend:
         return await writer.write(self.append, expected, session, self.started)
 
     async def _in_time(self, waiting: Awaitable[Result]) -> Result:
-        limit = self.appender.writer.write_timeout
-        left = self.started + limit - time.monotonic()
+        writer = self.appender.writer
+        left = self.started + writer.write_timeout - time.monotonic()
         try:
             async with asyncio.timeout(left) as timer:
                 return await waiting
         except TimeoutError:
             if not timer.expired():
                 raise
-            raise StorageUnavailableError(TOO_LATE.format(limit)) from None
+            raise writer.late_error() from None
 
     async def _read_missed(self) -> StoredSession | None:
         """Read the session, with the events that the caller's has not seen.

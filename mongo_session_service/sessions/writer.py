@@ -68,9 +68,6 @@ _LOCKED: Final = (
     " state it shares, for {:g} seconds. Nothing was stored: append again once that"
     " transaction has ended."
 )
-TOO_LATE: Final = (
-    "MongoDB is unavailable: it did not finish a transaction within {:g} seconds."
-)
 
 
 class AlreadyStored(NamedTuple):
@@ -486,6 +483,11 @@ class Writer:
 
     # --- Time limits ---
 
+    def late_error(self) -> StorageUnavailableError:
+        seconds = self.write_timeout
+        text = f"it did not finish a transaction within {seconds:g} seconds"
+        return self._storage.late_error(text)
+
     def _give_up(
         self, part: list[QueuedWrite], error: StorageUnavailableError
     ) -> list[QueuedWrite]:
@@ -504,7 +506,7 @@ class Writer:
                 again.append(queued)
                 continue
             if is_late and not is_unknown:
-                error = StorageUnavailableError(TOO_LATE.format(self.write_timeout))
+                error = self.late_error()
             # One each: an error collects the traceback of every caller raising it.
             queued.answer_caller(copy.copy(error))
         return again
@@ -518,10 +520,8 @@ class Writer:
                 kept.append(queued)
             else:
                 is_locked = not self._locked.isdisjoint(queued.documents)
-                text = _LOCKED if is_locked else TOO_LATE
-                queued.answer_caller(
-                    StorageUnavailableError(text.format(self.write_timeout))
-                )
+                locked = StorageUnavailableError(_LOCKED.format(self.write_timeout))
+                queued.answer_caller(locked if is_locked else self.late_error())
         return kept
 
     def _set_alarm(self, moment: float) -> None:

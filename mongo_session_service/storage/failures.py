@@ -418,9 +418,11 @@ def translate_error(
 def _unavailable_error(
     error: PyMongoError, client: Any
 ) -> errors.MongoSessionServiceError:
-    if isinstance(error, TimeLimitError):
+    can_write = client is None or topology_of(client).has_writable_server()
+    # If none can be written to, that says more than who noticed it.
+    if can_write and isinstance(error, TimeLimitError):
         reason = f"{error}."
-    elif not isinstance(error, driver.ServerSelectionTimeoutError):
+    elif can_write and not isinstance(error, driver.ServerSelectionTimeoutError):
         reason = "the connection was lost, or there was no answer in time."
     elif client is None:
         reason = "no server can be used."

@@ -101,16 +101,22 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+import pymongo
 from bson.timestamp import Timestamp
-from pymongo.errors import ExecutionTimeout, ServerSelectionTimeoutError
+from pymongo.errors import ExecutionTimeout
 from typing_extensions import override
 
-from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
+from mongo_session_service.errors import (
+    ConfigurationError,
+    MongoSessionServiceError,
+    StorageUnavailableError,
+)
 from mongo_session_service.model.records import Document
 from mongo_session_service.storage import snapshots
-from mongo_session_service.storage.database import Database
+from mongo_session_service.storage.database import ABORT_SECONDS, Database
 from mongo_session_service.storage.failures import (
     Effect,
+    TimeLimitError,
     reporting_partial_removal,
     translate_error,
 )
@@ -170,17 +176,18 @@ class Storage(Database):
         """Close the client, and leave nothing of it open on the server."""
         await self.in_use.kill_all(self.client)
         await self.client_sessions.end_all()
-        await self.client.close()
+        with pymongo.timeout(ABORT_SECONDS):  # the driver would look for a server first
+            await self.client.close()
 
     async def client_session_ids(self) -> list[Document]:
         """Return the ids of the client sessions; none without transactions."""
         return await self.with_client(lambda it: it.client_sessions.ids())
 
-    def why_unusable(self) -> str | None:
-        """Return why no primary can be used, as far as known; None if one can."""
-        if self.is_mock or self.known_primary() is not None:
-            return None
-        return translate_error(ServerSelectionTimeoutError(), self.client).message
+    def late_error(self, text: str) -> StorageUnavailableError:
+        """Return the error of what was not done in time, with why, if known."""
+        client = None if self.is_mock else self.client
+        error = translate_error(TimeLimitError(text), client)
+        return StorageUnavailableError(error.message)
 
     async def read(
         self,

@@ -39,6 +39,7 @@ from mongo_session_service.storage.failures import (
     is_turned_away,
     is_write_conflict,
     renew_connections,
+    translate_error,
 )
 from mongo_session_service.storage.snapshots import find_documents
 from mongo_session_service.storage.statements import (
@@ -115,7 +116,8 @@ async def run_committed(
                 late = TimeLimitError(text)
                 failure = await attempt.end(session, late, is_late=True)
                 if failure is late and time_limit is not None:
-                    failure = TooLateError(f"MongoDB is unavailable: {text}.")
+                    text = translate_error(late, database.client).message
+                    failure = TooLateError(text)
                 raise failure from None
         except asyncio.CancelledError:
             await uninterrupted(_start_later_transaction(database, session))

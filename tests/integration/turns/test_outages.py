@@ -18,7 +18,11 @@ from support.one_session import IDS, authors, read
 from support.spoken_model import SpokenModel
 from support.waiters import in_line
 
-from mongo_session_service import LeaseLostError, MongoSessionService
+from mongo_session_service import (
+    LeaseLostError,
+    MongoSessionService,
+    StorageUnavailableError,
+)
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.storage import database, lease
 from mongo_session_service.testing import Limits
@@ -134,3 +138,17 @@ async def test_a_dead_turn_is_recovered_after_an_outage(
             recovering.cancel()
             with pytest.raises(LeaseLostError):
                 await holder.append_event(session, Event(author="late"))
+
+
+async def test_an_append_names_the_outage(replica_set: EmbeddedReplicaSet) -> None:
+    """Nobody listens any more: it reports that, and the service closes soon."""
+    (pid,) = replica_set.pids
+    assert pid is not None
+    limits = Limits(write_seconds=0.5)
+    async with MongoSessionService(replica_set.uri, _limits=limits) as service:
+        session = await service.create_session(**IDS)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(StorageUnavailableError, match="refused.* mongod is runn"):
+            await service.append_event(session, Event(author="x"))
+        began = time.monotonic()
+    assert time.monotonic() - began < 10.0  # the driver looks for a server for 30

@@ -14,7 +14,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from mongo_session_service.storage.failures import translate_error
+from mongo_session_service.storage.failures import TimeLimitError, translate_error
 
 UNREACHABLE = "mongod is running there"
 UNRESOLVED = "DNS does not know the host"
@@ -31,6 +31,9 @@ class Client:
             f"h{number}": Server((f"h{number}", 1), error)
             for number, error in enumerate(errors)
         }
+
+    def has_writable_server(self) -> bool:
+        return False
 
     def server_descriptions(self) -> dict[str, Server]:
         return self._servers
@@ -72,6 +75,18 @@ def test_each_outage_has_its_reason_and_a_hint(
     assert [each for each in parts if each not in message] == []
     assert "driver's words" not in message
     assert "x" not in message.replace("example", "").split()
+
+
+@pytest.mark.parametrize(
+    "error", [AutoReconnect("secret"), TimeLimitError("it was late"), NetworkTimeout()]
+)
+def test_an_outage_is_one_whatever_noticed_it(error: PyMongoError) -> None:
+    """What ran into a time limit while no server could be used is told why."""
+    message = str(translate_error(error, Client("[Errno 111] x", "[Errno 111] x")))
+
+    assert "h1:1: Connection refused. " in message
+    assert UNREACHABLE in message
+    assert "late" not in message
 
 
 @pytest.mark.parametrize(
