@@ -74,8 +74,8 @@ async def _claimed_checkpoint(
     settings = ConsumerSettings(status.name, status.app_name)
     checkpoint = Checkpoint(storage, settings)
     if not await checkpoint.claim():
-        who = f"Consumer {quoted(status.name)}"
-        raise MongoSessionServiceError(f"{who} runs: stop its program first.")
+        who = f"{quoted(status.name)} is run by {status.owner or 'another program'}"
+        raise MongoSessionServiceError(f"{who}. Stop that program first.")
     try:
         yield checkpoint
     finally:

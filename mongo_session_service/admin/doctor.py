@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from mongo_session_service import errors
@@ -28,12 +36,15 @@ _FULL: Final = 0.9
 _REPAIRED: Final = [9, 0, 2]
 """The first of 9 that switches off new paths of change streams, which were faulty."""
 
-_AS_NEEDED: Final = "The first write creates it, by a user with privileges for setup."
+_AS_NEEDED: Final = "The first write does that, by a user with privileges for setup."
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
 _GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
-_GRANT_MORE: Final = f"Fine, if this user needs no more than it has. If not: {_GRANT}"
+_GRANT_MORE: Final = (
+    "Fine, if this user needs no more than it has: name that, as --for sessions. If"
+    f" not: {_GRANT}"
+)
 
 
 class Status(StrEnum):
@@ -72,9 +83,13 @@ def judge_version(release: str) -> Finding:
 
 
 def judge_privileges(
-    users: Sequence[str], held: Sequence[Document], database: str, prefix: str
+    users: Sequence[str],
+    held: Sequence[Document],
+    database: str,
+    prefix: str,
+    features: Iterable[str] = FEATURES,
 ) -> Finding:
-    """Judge which features a user may use."""
+    """Judge whether a user may use some features."""
     check = "privileges"
     if not users:
         text = "access control is off: any client can do anything"
@@ -82,12 +97,12 @@ def judge_privileges(
         return Finding(check, Status.WARNING, text, remedy)
     user = ", ".join(users)
     lacking: dict[str, tuple[str, ...]] = {}
-    for feature in FEATURES:
+    for feature in features:
         needed = needs([feature], database, prefix)
         if missing := [str(each) for each in needed if not each.is_among(held)]:
             lacking[feature] = tuple(missing)
     if not lacking:
-        text = f"user {user!r} has the privileges for {', '.join(FEATURES)}"
+        text = f"user {user!r} has the privileges for {', '.join(features)}"
         return Finding(check, Status.OK, text)
     text = f"user {user!r} lacks privileges for {', '.join(lacking)}"
     status = Status.FAILED if "sessions" in lacking else Status.WARNING
@@ -106,9 +121,8 @@ def judge_oplog(window: float | None, fullness: float) -> Finding:
         return Finding(check, Status.FAILED, text, _AS_REPLICA_SET)
     reach = duration_text(window)
     if fullness < _FULL:
-        text = f"{reach}, since it was created; {fullness:.0%} of it is used"
-        return Finding(check, Status.OK, text)
-    if window >= _WINDOW:
+        reach = f"{reach}, since it was created; {fullness:.0%} of it is used"
+    if fullness < _FULL or window >= _WINDOW:
         return Finding(check, Status.OK, reach)
     text = f"{reach}: a consumer that stops for longer loses history"
     remedy = "Enlarge it with replSetResizeOplog to cover your longest outage."
@@ -126,12 +140,19 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
     return Finding("clock", Status.WARNING, text, remedy)
 
 
-async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
+async def examine(
+    service: MongoSessionService, features: Collection[str] = FEATURES
+) -> AsyncIterator[Finding]:
     """Checks a service's database, and yields the result of each check.
 
     If the server cannot be used, nothing else is examined. It creates nothing, not even
     the collections of a service that has never been used.
     It reads no sessions and events: damage is an error of whoever reads them.
+
+    Args:
+        service: The service, whose user it examines.
+        features: What the user needs privileges for, as named by ``grants``. The oplog
+            is looked at for ``changes`` only.
 
     Raises:
         StorageUnavailableError: MongoDB cannot be reached.
@@ -139,11 +160,14 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """
     # Unchecked: what a call would refuse is a finding.
     opened = await backends_of(service).backend(Stage.OPENED)
-    for name, check in CHECKS.items():
+    checks = CHECKS | {"privileges": partial(_check_privileges, features=features)}
+    if "changes" not in features:
+        del checks["oplog window"]
+    for name, check in checks.items():
         try:
             finding = await check(opened.storage)
         except errors.NotAuthorizedError as error:
-            finding = Finding(name, Status.UNKNOWN, str(error), _GRANT)
+            finding = Finding(name, Status.UNKNOWN, str(error))
         except errors.StorageUnavailableError:
             raise
         except errors.MongoSessionServiceError as error:
@@ -162,7 +186,9 @@ async def _check_server(storage: Storage) -> Finding:
     return judge_version(build["version"])
 
 
-async def _check_privileges(storage: Storage) -> Finding:
+async def _check_privileges(
+    storage: Storage, features: Iterable[str] = FEATURES
+) -> Finding:
     # Every user may ask this.
     asking = {"connectionStatus": 1, "showPrivileges": True}
     login = (await storage.command(asking, database="admin"))["authInfo"]
@@ -171,13 +197,14 @@ async def _check_privileges(storage: Storage) -> Finding:
         # Refused if access control is on, and only nobody has logged in.
         await storage.command({"find": f"{storage.prefix}metadata", "limit": 1})
     held = login["authenticatedUserPrivileges"]
-    return judge_privileges(users, held, storage.database.name, storage.prefix)
+    database = storage.database.name
+    return judge_privileges(users, held, database, storage.prefix, features)
 
 
 async def _check_version(storage: Storage) -> Finding:
     check, recorded = "schema version", await setup.recorded_version(storage)
     if recorded is None:
-        return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
+        return Finding(check, Status.OK, f"not recorded yet. {_AS_NEEDED}")
     setup.refuse_newer(recorded)
     return Finding(check, Status.OK, f"{recorded}, this release's")
 
@@ -187,7 +214,7 @@ async def _check_indexes(storage: Storage) -> Finding:
     if not missing:
         return Finding("indexes", Status.OK, "all exist")
     if "sessions" not in there:
-        return Finding("indexes", Status.OK, f"none exist yet. {_AS_NEEDED}")
+        return Finding("indexes", Status.OK, f"not created yet. {_AS_NEEDED}")
     names = ", ".join(f"{each.name} ({each.serves})" for each in missing)
     remedy = "Call setup() as a user who may create indexes, then read its log."
     return Finding("indexes", Status.WARNING, f"missing or different: {names}", remedy)
@@ -205,6 +232,14 @@ async def _check_oplog(storage: Storage) -> Finding:
     return judge_oplog(window, held["size"] / held["maxSize"])
 
 
+async def _check_members(storage: Storage) -> Finding:
+    if lost := await server.unreachable_members(storage):
+        text = f"not reached: {', '.join(lost)}"
+        remedy = "Start each, and let this machine reach it by that name."
+        return Finding("members", Status.WARNING, text, remedy)
+    return Finding("members", Status.OK, "all are reached")
+
+
 async def _check_clock(storage: Storage) -> Finding:
     before = time.time()
     hello = await storage.command({"hello": 1}, database="admin")
@@ -214,11 +249,12 @@ async def _check_clock(storage: Storage) -> Finding:
     return judge_clock(middle - there, uncertainty)
 
 
-CHECKS: Final = {
+CHECKS: Final[dict[str, Callable[[Storage], Awaitable[Finding]]]] = {
     "server": _check_server,
     "privileges": _check_privileges,
     "clock": _check_clock,
     "schema version": _check_version,
     "indexes": _check_indexes,
     "oplog window": _check_oplog,
+    "members": _check_members,
 }

@@ -105,7 +105,8 @@ class _Application(click.Group):
         except click.ClickException as error:
             if shared_options().debug and error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)
-            raise _without_password(error) from None
+            error.message = errors.without_passwords(error.message)  # type: ignore[misc]
+            raise error from None
         except Exception as error:  # noqa: BLE001  a command's last resort
             if shared_options().debug:
                 traceback.print_exc()
@@ -118,15 +119,6 @@ def _end_as_by_ctrl_c(*_: object) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script: `command &`
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
-
-
-def _without_password(error: click.ClickException) -> click.ClickException:
-    text = errors.without_passwords(error.format_message())
-    if text.startswith("Usage:"):
-        return error  # a group's help, shown in the place of a missing command
-    if isinstance(error, click.UsageError):
-        return click.UsageError(text, error.ctx)
-    return click.ClickException(text)
 
 
 def _in_one_line(error: Exception) -> str:

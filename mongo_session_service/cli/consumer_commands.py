@@ -156,8 +156,6 @@ async def run(
     name: str,
     handler: Handler,
     app: str | None,
-    *,
-    until_caught_up: bool,
     **how: Any,
 ) -> bool:
     """Runs a consumer: calls a function with every change, until it is stopped.
@@ -181,13 +179,13 @@ async def run(
         try:
             logger.info("Consumer %r starts in %s.", name, address.location)
             _close_at_signal(consumer)
-            kept = await consumer.run(handler, until_caught_up=until_caught_up, **how)
+            kept = await consumer.run(handler, **how)
         except ConfigurationError as error:
             known = {each.name: each.app_name for each in await service.consumers()}
             if known.get(name, app) == app:  # the server's fault, which may pass
                 raise
             raise click.UsageError(error.message) from error
-    return not (until_caught_up and kept)
+    return not (how["until_caught_up"] and kept)
 
 
 def _log_with_times() -> None:
@@ -240,7 +238,7 @@ async def remove(address: options.ServiceAddress, name: str) -> None:
       mongo-session-service consumers remove billing
     """
     async with address.open_service() as service:
-        status = await _stopped_consumer(service, name, address)
+        status = await _consumer_status(service, name, address)
         letters = counted(status.dead_letters, "dead letter")
         what = (
             f"the checkpoint and {letters} of {printable(name)} in {address.location}"
@@ -279,7 +277,7 @@ async def reset(
       mongo-session-service consumers reset billing --to beginning --dry-run
     """
     async with address.open_service() as service:
-        status = await _stopped_consumer(service, name, address)
+        status = await _consumer_status(service, name, address)
         place = await admin.consumer_places.start_place(service, to)
         start, events = str(to), None if isinstance(to, float) else 0
         if isinstance(to, float):
@@ -315,20 +313,6 @@ async def _consumer_status(
     return statuses[name]
 
 
-async def _stopped_consumer(
-    service: MongoSessionService, name: str, address: options.ServiceAddress
-) -> ConsumerStatus:
-    """Read the status of a consumer; refuse one that somebody runs."""
-    status = await _consumer_status(service, name, address)
-    if status.owner is not None:
-        message = (
-            f"{name!r} is run by {status.owner}. Stop that program first; if it has"
-            " ended already, wait six seconds."
-        )
-        raise click.ClickException(message)
-    return status
-
-
 @consumers.command(
     "dead-letters", short_help="Lists the changes that a handler failed on."
 )
@@ -359,9 +343,11 @@ async def dead_letters(address: options.ServiceAddress, name: str) -> None:
 
 
 def _letter_text(letter: DeadLetter) -> Text:
+    from mongo_session_service.consumers.dead_letters import owner_of
+
     revision = letter.id.get("revision")
     number = "" if revision is None else f"r{revision}"
-    who = "/".join(_key_parts(letter).values())
+    who = "/".join(owner_of(letter.id))
     return terminal.line(
         styled(time_text(letter.time), terminal.FAINT),
         styled(letter.error, terminal.BAD),
@@ -370,12 +356,10 @@ def _letter_text(letter: DeadLetter) -> Text:
     )
 
 
-def _key_parts(letter: DeadLetter) -> dict[str, str]:
-    names = ("app_name", "user_id", "session_id")
-    return {it: letter.id[it] for it in names if letter.id.get(it) is not None}
-
-
 def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
+    from mongo_session_service.consumers.dead_letters import owner_of
+    from mongo_session_service.model.records import SessionKey
+
     try:
         change = json.loads(letter.change.json_text)
     except StorageError:  # it is gone, or this release of ADK cannot read it
@@ -384,7 +368,7 @@ def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
         "consumer": letter.consumer,
         "time": letter.time,
         "kind": letter.id["kind"],
-        **_key_parts(letter),
+        **dict(zip(SessionKey._fields, owner_of(letter.id), strict=False)),
         "revision": letter.id.get("revision"),
         "attempts": letter.attempts,
         "error": letter.error,

@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import closing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import click
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     "--after-revision N",
     "Begin with the session's events after this revision, however old.",
 )
+@options.option(
+    "--partials",
+    "Also running turns: their begin and end, and what they have said but not stored.",
+)
 @options.as_json
 @options.with_address
 async def watch(
@@ -35,7 +39,7 @@ async def watch(
     app: str | None,
     user: str | None,
     session: str | None,
-    after_revision: int | None,
+    **how: Any,
 ) -> None:
     """Prints changes as they are committed.
 
@@ -48,19 +52,20 @@ async def watch(
       mongo-session-service watch --app my_app --json | jq .state_delta
     """
     options.check_key(app, user, session)
-    if after_revision is not None and session is None:
+    if how["after_revision"] is not None and session is None:
         raise click.UsageError("--after-revision needs --session.")
-    async with address.open_service(app) as service:
-        subscription = service.watch(app, user, session, after_revision=after_revision)
-        async with subscription as changes:
-            what = options.describe(app, user, session)
-            terminal.print_remark(f"Watching {what} in {address.location}.")
-            async for change in changes:
-                if terminal.shared_options().json:
-                    click.echo(json_line(change.json_text))
-                else:
-                    known = 3 - (app, user, session).count(None)
-                    terminal.show(change_text(change, known))
+    async with (
+        address.open_service(app) as service,
+        service.watch(app, user, session, **how) as changes,
+    ):
+        what = options.describe(app, user, session)
+        terminal.print_remark(f"Watching {what} in {address.location}.")
+        async for change in changes:
+            if terminal.shared_options().json:
+                click.echo(json_line(change.json_text))
+            else:
+                known = 3 - (app, user, session).count(None)
+                terminal.show(change_text(change, known))
 
 
 @click.command()

@@ -216,10 +216,8 @@ async def _show_sessions(
             rows.append(_session_row(each))
     app = printable(wanted["app_name"])
     if not count:
-        names = [
-            each.app_name
-            for each in await admin.stored_contents.count_apps(service, None)
-        ]
+        apps = await admin.stored_contents.count_apps(service, None)
+        names = [each.app_name for each in apps]
         if wanted["app_name"] not in names:
             terminal.warn(f"No session of app {app} is stored in {address.location}.")
             if 0 < len(names) <= _APPS_NAMED:
@@ -456,7 +454,8 @@ def change_text(change: Change, scope_length: int) -> Text:
     key = (change.app_name, change.user_id, change.session_id)
     parts = [each for each in key if each is not None]
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
-    name, style, text = change.kind, _KIND_STYLES.get(change.kind, ""), ""
+    name, style = change.kind, _KIND_STYLES.get(change.kind, "")
+    text: str = change.turn.status if change.turn else ""
     if change.kind == "updated":
         text = details_text(change)
     if event := shown.get("event"):

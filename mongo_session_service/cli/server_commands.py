@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,6 @@ from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
 
     from mongo_session_service.admin.doctor import Finding
@@ -27,6 +25,15 @@ _MARKS: Final = {
     "failed": ("\N{BALLOT X}", terminal.BAD),
     "unknown": ("?", terminal.NOTE),
 }
+
+
+_features_option: Final = click.option(
+    "--for",
+    "features",
+    type=click.Choice(list(FEATURES)),
+    multiple=True,
+    help="Only what this feature needs; repeatable.",
+)
 
 
 @click.command()
@@ -49,13 +56,12 @@ async def setup(address: options.ServiceAddress) -> bool:
     dry_run = terminal.shared_options().dry_run
     async with address.open_service() as service:
         before = after = await admin.stored_contents.read_schema(service)
+        created, indexes = before.missing_collections, before.missing_indexes
         if not dry_run:
             await service.setup()
             after = await admin.stored_contents.read_schema(service)
-    created, indexes = before.missing_collections, before.missing_indexes
-    if not dry_run:
-        created -= after.missing_collections
-        indexes -= after.missing_indexes
+            created -= after.missing_collections
+            indexes -= after.missing_indexes
     is_complete = dry_run or not after.missing_indexes  # if not, a warning names them
     figures: dict[str, Any] = {
         "collections": sorted(created),
@@ -71,46 +77,51 @@ async def setup(address: options.ServiceAddress) -> bool:
     if is_complete and not done:
         done.append(f"Nothing has to be created in {address.location}.")
     elif is_complete and not dry_run:
-        version = after.schema_version
-        done.append(f"Set up {address.location}: schema version {version}.")
+        done.append(
+            f"Set up {address.location}: schema version {after.schema_version}."
+        )
     terminal.show_result(figures, "\n".join(done))
     return is_complete
 
 
 @click.command(short_help="Checks the server, the user and the setup.")
 @options.uri_argument
+@_features_option
+@options.option("--strict", "Exit with 3 after warnings, too.")
 @options.as_json
 @options.with_address
-async def doctor(address: options.ServiceAddress) -> bool:
+async def doctor(
+    address: options.ServiceAddress, features: list[str], *, strict: bool
+) -> bool:
     """Checks MongoDB, the user's privileges, and the setup; changes nothing.
 
     It reads no sessions and events: `export --to /dev/null` reads all of them.
 
-    The exit code is 3 if a check has failed, and otherwise 0, even after warnings.
+    The exit code is 3 if a check has failed; with --strict, also after a warning. A
+    user who may do less than everything is checked by what it needs: --for sessions.
 
     \b
     Example:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
+      mongo-session-service doctor --strict --for sessions
     """
-    found: list[Finding] = []
+    counts = Counter[str]()
     is_json = terminal.shared_options().json
     async with address.open_service() as service:
         from mongo_session_service.admin.doctor import examine
 
-        async for finding in examine(service):
-            found.append(finding)
+        async for finding in examine(service, features or FEATURES):
+            counts[finding.status] += 1
             if is_json:
                 terminal.show_json(finding)
             else:
                 terminal.show(_finding_row(finding))
         if not is_json:
-            terminal.show(*_remedies(found))
-            counts = Counter(each.status for each in found)
-            counted = ", ".join(f"{count} {status}" for status, count in counts.items())
+            counted = ", ".join(f"{name}: {count}" for name, count in counts.items())
             terminal.print_remark(
                 f"{counted}, in {address.location}. Sessions and events were not read."
             )
-    return all(each.status != "failed" for each in found)
+    return {"failed", "warning" if strict else "failed"}.isdisjoint(counts)
 
 
 def _finding_row(finding: Finding) -> Table:
@@ -118,8 +129,11 @@ def _finding_row(finding: Finding) -> Table:
     from rich.text import Text
 
     says = Text(terminal.printable(finding.says))
-    for line in _lacking_lines(finding):
-        says.append(f"\n  {terminal.printable(line)}")
+    lacking = finding.lacking if terminal.shared_options().verbose else {}
+    for feature, missing in lacking.items():
+        says.append(f"\n  {feature}: {'; '.join(missing)}")
+    if finding.remedy:
+        says.append(f"\n{terminal.printable(finding.remedy)}", terminal.NOTE)
     mark, style = _MARKS[finding.status]
     row = Table.grid()
     row.add_column(min_width=11, no_wrap=True, style=style)
@@ -129,48 +143,9 @@ def _finding_row(finding: Finding) -> Table:
     return row
 
 
-def _lacking_lines(finding: Finding) -> Iterator[str]:
-    """Count the privileges that each feature lacks; with ``-v``, list them."""
-    from mongo_session_service.admin.privileges import needs
-
-    for feature, missing in finding.lacking.items():
-        needed = len(needs([feature], "any"))
-        yield f"{feature}: {len(missing)} of {needed} missing"
-        if terminal.shared_options().verbose:
-            yield from (f"  {each}" for each in missing)
-    if finding.lacking and not terminal.shared_options().verbose:
-        yield "--verbose lists them."
-
-
-def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
-    """List what there is to do, each thing once, with the checks that ask for it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    asking: dict[str, list[str]] = {}
-    for finding in found:
-        if finding.remedy:
-            asking.setdefault(finding.remedy, []).append(finding.check)
-    if asking:
-        steps = Table.grid(padding=(0, 1))
-        steps.add_column(no_wrap=True)
-        steps.add_column(overflow="fold")
-        for remedy, checks in asking.items():
-            step = Text(terminal.printable(remedy), terminal.NOTE)
-            steps.add_row("-", step.append(f" ({', '.join(checks)})", terminal.FAINT))
-        yield Text("\nWhat to do:", "bold")
-        yield steps
-
-
 @click.command(short_help="Prints a role with the privileges that the service needs.")
 @options.uri_argument
-@click.option(
-    "--for",
-    "features",
-    type=click.Choice(list(FEATURES)),
-    multiple=True,
-    help="Only what this feature needs; repeatable.",
-)
+@_features_option
 @options.option(
     "--role NAME",
     "The role's name; by default mongo_session_service_DATABASE.",
@@ -193,8 +168,7 @@ def grants(features: list[str], name: str | None) -> None:
       mongo-session-service grants --database adk --for sessions --for changes
     """
     database, prefix = options.database_and_prefix()
-    wanted = features or FEATURES
-    role = role_for(database, prefix=prefix, features=wanted, name=name)
+    role = role_for(database, prefix=prefix, features=features or FEATURES, name=name)
     if terminal.shared_options().json:
         terminal.show_json(role)
     else:
@@ -232,8 +206,6 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     Example:
       mongo-session-service mongod --data-dir .mongodb
     """
-    import asyncio
-
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
     from mongo_session_service.embedded.mongod import STANDARD_PORT, standard_port
 
@@ -250,15 +222,13 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
             if terminal.shared_options().quiet or not sys.stdout.isatty():
                 click.echo(uri)
             kept = f"kept in {data_dir}" if data_dir else "deleted at the end"
-            terminal.print_remark(
-                f"MongoDB is running; its data is {kept}. Ctrl-C stops it."
-            )
+            terminal.print_remark(f"MongoDB is running; data {kept}. Ctrl-C ends it.")
             if is_taken:
                 terminal.print_remark(
                     f"Port {STANDARD_PORT} is taken, so it uses another."
                 )
             terminal.print_remark(f"In another terminal: export MONGODB_URI='{uri}'")
-            asyncio.run(asyncio.Event().wait())
+            replica_set.wait_for_failure()
     except EmbeddedServerError as error:
         raise click.ClickException(str(error)) from None
     terminal.print_remark("MongoDB has ended.")

@@ -75,7 +75,7 @@ class DeadLetter:
         """The change's kind, what it is of, and its revision."""
         revision = self.id.get("revision")
         after = "" if revision is None else f", revision {revision}"
-        owner = quoted("/".join(_owner_of(self.id)))
+        owner = quoted("/".join(owner_of(self.id)))
         return f"The change {self.id['kind']!r} of {owner}{after}"
 
 
@@ -181,7 +181,7 @@ def _letter_id(consumer: str, record: ChangeRecord) -> Document:
             return {**id_, "time": record.time}
 
 
-def _owner_of(id_: Document) -> tuple[str, ...]:
+def owner_of(id_: Document) -> tuple[str, ...]:
     parts = (id_.get(name) for name in SessionKey._fields)
     return tuple(each for each in parts if each is not None)
 
@@ -194,7 +194,7 @@ async def load_record(
     Not before a time at which the change was committed: a new primary may not know it.
     """
     kind, time, hooks = id_["kind"], id_.get("time", 0.0), storage.hooks
-    owner = _owner_of(id_)
+    owner = owner_of(id_)
     name = dict(zip(SessionKey._fields, owner, strict=False))
     match kind:
         case "deleted":

@@ -115,6 +115,13 @@ class EmbeddedReplicaSet:
                 mongod.shut_down()
         self._end()
 
+    def wait_for_failure(self) -> None:
+        """Wait for a member's mongod to end by itself, and raise with its log's end."""
+        while self._mongods:
+            for mongod in self._mongods:
+                mongod.has_ended(timeout=0.2)
+                mongod.check()
+
     @property
     def uri(self) -> str:
         """The connection string, with every member and the replica set's name."""

@@ -902,9 +902,8 @@ class SessionResources:
                 raise
             backend = backends_of(self.service).opened.get(asyncio.get_running_loop())
             late = f"no answer within {seconds:g} seconds"
-            if backend is None:
-                raise StorageUnavailableError(f"MongoDB gave {late}.") from None
-            raise backend.storage.late_error(late) from None
+            error = StorageUnavailableError(f"MongoDB gave {late}.")
+            raise (backend.storage.late_error(late) if backend else error) from None
 
 
 def is_of_evaluation(session_id: str) -> bool:

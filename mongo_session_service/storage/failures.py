@@ -478,7 +478,7 @@ def _describe_outage(client: Any) -> str:
     servers = topology.server_descriptions().values()
     if not servers:
         return _NO_MEMBER.format(topology.replica_set_name)
-    states = [f"{_address_text(each)}: {_state(each)}" for each in servers]
+    states = [f"{address_text(each)}: {_state(each)}" for each in servers]
     return f"{'; '.join(states)}. {_NO_PRIMARY}"
 
 
@@ -502,13 +502,13 @@ def certificate_refusal(client: Any) -> str | None:
             return None
         reason = f": {refused[1]}" if refused[1] else ""
         refusal = refusal or (
-            f"The certificate of MongoDB at {_address_text(server)} is not"
+            f"The certificate of MongoDB at {address_text(server)} is not"
             f" accepted{reason}. It must be valid now, issued for that name, and"
             " signed by an authority that the system or tlsCAFile= in the URI trusts."
         )
     return refusal
 
 
-def _address_text(server: Any) -> str:
+def address_text(server: Any) -> str:
     host, port = server.address
     return f"{host}:{port}"

@@ -30,6 +30,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.storage.clients import open_client, topology_of
 from mongo_session_service.storage.failures import (
     Effect,
+    address_text,
     certificate_refusal,
     repeat,
 )
@@ -167,6 +168,18 @@ async def check_product(storage: Storage, hello: dict[str, Any]) -> None:
             " cannot do without. Use MongoDB 5.0 or newer, on Atlas or as a replica"
             " set."
         )
+
+
+async def unreachable_members(storage: Storage) -> list[str]:
+    """Return the addresses of members that the driver does not reach soon."""
+    end = time.monotonic() + _LOCAL_PATIENCE
+    while True:
+        servers = topology_of(storage.client).server_descriptions().values()
+        lost = [each for each in servers if each.server_type_name == "Unknown"]
+        # Without an error it has not answered yet.
+        if all(each.error for each in lost) or time.monotonic() > end:
+            return sorted(address_text(each) for each in lost)
+        await asyncio.sleep(_POLL)
 
 
 class NotCreatedError(StorageError):

@@ -20,6 +20,9 @@ from google.adk.events import Event, EventActions
 from google.genai import types
 from support.cli_runner import ENVIRONMENT, PROGRAM, call, run
 from support.consumers import PATIENCE, append, create, take
+from support.conversations import start
+from support.one_session import IDS
+from support.spoken_model import SpokenModel
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.cli.app import main
@@ -88,6 +91,33 @@ async def test_watch_prints_changes_as_they_come(
         assert line.endswith(f"  {says}  appended r1 s")
         assert "deleted" in await command.line()
         assert await command.ended() == 0
+
+
+async def test_watch_prints_what_a_turn_is_saying(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """With --partials an answer is read while it arrives, and again when stored."""
+    model = SpokenModel()
+    await service.create_session(**IDS)
+    partials = ("watch", "--partials", *SESSION)
+    async with running(mongodb_uri, database, *partials) as command:
+        await command.line()
+        turn = await start(service, model)
+        lines = [await command.line() for _ in range(2)]
+        model.say("Turin is ")
+        lines.append(await command.line())
+        model.end_answer()
+        await turn.result()
+        lines += [await command.line() for _ in range(2)]
+
+    says = [" ".join(line.split()[1:-1]) for line in lines]
+    assert says == [
+        "turn running",
+        "user hi appended r1",
+        "agent Turin is partial",
+        "agent Turin is appended r2",
+        "turn ended",
+    ]
 
 
 async def test_watch_can_print_json(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pymongo import MongoClient
 from support.consumers import append, create
 from test_cli import running
 
@@ -34,6 +37,18 @@ async def test_mongod_keeps_its_data_directory(
             command.process.send_signal(ending)
             assert await command.line("stderr") == "MongoDB has ended."
             assert await command.ended() == 0
+
+
+async def test_mongod_ends_with_its_server() -> None:
+    """Whoever waits for it reads that the server has ended, and the exit code is 1."""
+    async with running("", "adk", "mongod", "--port", "0") as command:
+        with MongoClient[Any](await command.line()) as client:
+            pid = client.admin.command("serverStatus")["pid"]
+        for _ in range(2):
+            await command.line("stderr")
+        os.kill(pid, signal.SIGKILL)
+        assert await command.line("stderr") == "Error: mongod has ended"
+        assert await command.ended() == 1
 
 
 async def test_mongod_listens_where_clients_look_for_it() -> None:

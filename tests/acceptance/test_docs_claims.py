@@ -24,6 +24,7 @@ PACKAGE = ROOT / "mongo_session_service"
 ELSEWHERE = {
     "Connection refused",
     "Invalid database URL format",
+    "MongoClient background task encountered an error",
     "No matching distribution found for mongo-session-service",
     "No module named 'sqlalchemy'",
     "after_load failed with InvalidToken",

@@ -11,6 +11,8 @@ import pytest
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 
+from mongo_session_service import MongoSessionService
+from mongo_session_service.admin import Finding, Status, examine
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 
 
@@ -53,8 +55,16 @@ async def test_the_loop_runs_on_while_it_starts() -> None:
     assert replica_set.pids == ()
 
 
+async def members_of(replica_set: EmbeddedReplicaSet) -> Finding:
+    """What the doctor finds of the set's members."""
+    service = MongoSessionService(replica_set.uri)
+    found = {each.check: each async for each in examine(service)}
+    await service.close()
+    return found["members"]
+
+
 def test_a_killed_primary_is_replaced() -> None:
-    """Its process id is gone, and another member takes over."""
+    """Its process id is gone, another member takes over, and the doctor names it."""
     with EmbeddedReplicaSet(members=3) as replica_set:
         before = list(replica_set.pids)
         insert(replica_set, 1)
@@ -67,6 +77,11 @@ def test_a_killed_primary_is_replaced() -> None:
         assert numbers(replica_set) == [1, 2]
         before[killed] = None
         assert list(replica_set.pids) == before
+        members = asyncio.run(members_of(replica_set))
+        assert members.status is Status.WARNING
+        assert members.says == f"not reached: {':'.join(address)}"
+        with pytest.raises(EmbeddedServerError, match="mongod has ended"):
+            replica_set.wait_for_failure()
 
 
 def test_a_given_directory_keeps_data_and_ports(tmp_path: Path) -> None:
