@@ -1290,7 +1290,6 @@ class MongoSessionService(BaseSessionService):
             SessionNotFoundError: the session is not stored.
             InvalidInputError: a criterion is invalid, not exactly one is given, or the
                 session has not reached the revision.
-            DocumentTooLargeError: the state as of the cut does not fit into a document.
             UnknownOutcomeError: a part may be removed; call it again for the rest.
         """
         key = session_key(app_name, user_id, session_id)
@@ -1330,7 +1329,8 @@ class MongoSessionService(BaseSessionService):
         revisions; calls and responses keep ids and names, and wait for nobody any
         longer. No read cache has the old events, and who watches receives ``redacted``
         for each. Not reached are backups, exports, MongoDB's oplog until it rolls over,
-        what other events repeat, and forks, unless ``forks=True``.
+        what other events repeat, and forks, unless ``forks=True``. That also reaches
+        messages that were asked again.
 
         Values that the events have set stay in state: a warning in the log names the
         keys, and ``state=True`` replaces them first. Keys of app and user state are
@@ -1344,21 +1344,22 @@ class MongoSessionService(BaseSessionService):
             invocation_id: Or the invocation whose events are redacted, all of them.
             replacement: What stands in the place of texts and values.
             state: Whether to replace the values in state that come from the events.
-            forks: Whether to do the same in forks of the session, and in forks of them.
+            forks: Whether to do the same in forks of the session, and in forks of them,
+                also in those that were trimmed.
 
         Returns:
             How many events were redacted, copies in forks included, without those that
             were before.
 
         Raises:
-            SessionNotFoundError: the session is not stored, or a fork was deleted
-                meanwhile: call it again for the rest.
+            SessionNotFoundError: the session is not stored. What is deleted meanwhile
+                is passed over, and its forks are not.
             InvalidInputError: an event or the invocation is not in the session, which
                 is then named, or not exactly one of both is given. Nothing was
                 redacted.
             StorageError: a hook has sealed an event, and the service has none.
-            StorageUnavailableError: another program has locked the session, or others
-                kept appending. Call it again for the rest.
+            StorageUnavailableError: another program has locked the session. Call it
+                again for the rest.
         """
         key = session_key(app_name, user_id, session_id)
         if (event_ids is None) == (invocation_id is None):

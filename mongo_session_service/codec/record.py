@@ -55,7 +55,8 @@ FORKED_FROM: Final = "forked_from"
 """Where a fork names the session it was made of, and what that one was made of.
 
 Each has a ``session_id``, its ``create_time``, and the last ``revision`` of it that the
-fork has as well. The nearest is first.
+fork has as well; and ``repeats``, if the fork's next event repeats the one after that,
+of which a message was asked again. The nearest is first.
 """
 
 COPIED_BY: Final = "copied_by"
@@ -337,6 +338,11 @@ class SessionRecord:
     # Where it comes from.
 
     @property
+    def origin(self) -> Origin:
+        """Itself, as its forks name it."""
+        return self.key.session_id, self.created
+
+    @property
     def family(self) -> Document:
         """Its place in a family; empty without one, or if another tool damaged it."""
         place = self.document.get(BRANCH)
@@ -375,6 +381,16 @@ class SessionRecord:
             }
         except (KeyError, TypeError):  # another tool has damaged it
             return {}
+
+    @property
+    def held(self) -> dict[Origin, float]:
+        """The same, with one event more of whose next one it repeats."""
+        return {
+            origin: shared + ("repeats" in each)
+            for (origin, shared), each in zip(
+                self.origins.items(), self.forked_from, strict=False
+            )
+        }
 
     @property
     def origins_in_family(self) -> dict[Origin, float]:
@@ -561,10 +577,14 @@ def initial_beside(session: Document, apart: Iterable[Document]) -> Document:
     return {}
 
 
-def encode_origin(origin: Origin, shared: float) -> Document:
-    """The form in which a fork names a session, and how many events it has of it."""
+def encode_origin(origin: Origin, shared: float, repeats: bool) -> Document:  # noqa: FBT001
+    """The form in which a fork names a session, and how many events it has of it.
+
+    It may repeat the next one as well.
+    """
     session_id, created = origin
-    return {"session_id": session_id, "create_time": created, "revision": shared}
+    fields = {"session_id": session_id, "create_time": created, "revision": shared}
+    return fields | ({"repeats": True} if repeats else {})
 
 
 def is_placeholder(document: Document) -> bool:

@@ -284,11 +284,15 @@ async def read_outlines(
 
 
 async def find_firsts(
-    storage: Storage, log: LogAtRevision, invocation_ids: set[str]
+    storage: Storage,
+    log: LogAtRevision,
+    invocation_ids: set[str],
+    as_of: Timestamp | None = None,
 ) -> dict[str, int]:
     firsts: dict[str, int] = {}
     wanted = {INVOCATION: {"$in": [encode_value(each) for each in invocation_ids]}}
-    async for revision, event in read_outlines(storage, log, wanted):
+    outlines = read_outlines(storage, log, wanted, as_of=as_of)
+    async for revision, event in outlines:
         if event.invocation_id in invocation_ids:
             firsts.setdefault(event.invocation_id, revision)
             if len(firsts) == len(invocation_ids):
@@ -359,8 +363,12 @@ async def read_with_initial_state(storage: Storage, key: SessionKey) -> SessionR
 
 
 def _queries(key: SessionKey) -> tuple[Query, Query]:
-    before_log = Query("events", {"_id": key.event_id(0)})
-    return Query("sessions", {"_id": key.id}), before_log
+    return Query("sessions", {"_id": key.id}), before_log(key)
+
+
+def before_log(key: SessionKey) -> Query:
+    """The query for the document before a log, which may have the initial state."""
+    return Query("events", {"_id": key.event_id(0)})
 
 
 async def read_session_at(

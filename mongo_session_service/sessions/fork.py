@@ -6,6 +6,7 @@ renews it. If it expires, its removal includes the copied events, and the fork f
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import starmap, zip_longest
@@ -131,7 +132,7 @@ async def new_branch(
     if asks_again and (not is_message or REDACTED in (message.custom_metadata or {})):
         why = "began with no message" if not is_message else "has a redacted message"
         raise InvalidInputError(f"{which} {why}: give a new_message.")
-    fork = Fork(storage, target, origin, first - 1, before=invocation_id)
+    fork = Fork(storage, target, origin, first - 1, invocation_id, asks_again)
     return fork, message
 
 
@@ -158,6 +159,8 @@ class Fork:
     revision: int
     before: str | None = None
     """Of a branch, the source's invocation that comes next there."""
+    repeats: bool = False
+    """Whether its own first event repeats the source's next one."""
     reservations: Reservations = field(
         default_factory=lambda: Reservations(FORK, FORK_LIFETIME)
     )
@@ -245,13 +248,16 @@ class Fork:
 
     def _origins(self) -> list[Document]:
         head, until = self.origin, self.revision
-        cut = [(origin, min(it, until)) for origin, it in head.origins.items()]
+        held = head.held | {head.origin: math.inf}
+        source, *cut = (
+            (origin, min(shared, until), self.repeats and held[origin] > until)
+            for origin, shared in ({head.origin: math.inf} | head.origins).items()
+        )
         of_family = len(head.origins_in_family)
         near, far = cut[:of_family], cut[of_family:][:MAX_ORIGINS]
         if self.before is not None:  # few, however often one message is edited
-            pairs = zip_longest(near, (shared for _, shared in near[1:]))
-            near = [each for each, following in pairs if each[1] != following]
-        source = (head.key.session_id, head.created), until
+            pairs = zip_longest(near, (shared for _, *shared in near[1:]))
+            near = [each for each, following in pairs if [*each[1:]] != following]
         return [*starmap(encode_origin, (source, *near, *far))]
 
     def _copied_details(self, state: Document) -> StoredDetails:

@@ -49,7 +49,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.sessions import queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.snapshots import Encoded, decode_together
-from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.statements import Query, Update
 from mongo_session_service.storage.tasks import background, in_slices
 from mongo_session_service.storage.transactions import Transaction
 
@@ -117,6 +117,22 @@ async def read_writable(
     found = await (tx or storage).find_one(Query("sessions", where, without=STATES))
     if found is None:
         raise session_not_found_error(key.session_id)
+    return SessionRecord.read(found)
+
+
+async def lock_session(
+    storage: Storage, read: SessionRecord, tx: Transaction
+) -> SessionRecord:
+    """Read a session again, with its state, once a transaction has written it.
+
+    Nobody else changes it until the transaction has ended: its log, which others may
+    have continued since it was read, ends at ``tx.time`` where the session has it.
+    """
+    where = {**queries.writable_filter(storage), **read.expected()}
+    (count,) = await tx.write(Update("sessions", where, {"$inc": {"steps": 1}}))
+    found = await tx.find_one(Query("sessions", {"_id": read.key.id}))
+    if not (count and found):
+        raise await missing_session_error(storage, read.key)
     return SessionRecord.read(found)
 
 

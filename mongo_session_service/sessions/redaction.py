@@ -1,21 +1,30 @@
 """Redaction: the content of some of a session's events is replaced, for ever.
 
 What state has of them goes first, if that is wanted; then the events, a step of them in
-one transaction. Who is interrupted repeats the call: events that were redacted are
-passed over. The session's document counts the steps, by which read caches, forks and
-trims see that what they have read is out of date.
+one transaction, which writes to the session first, so that nobody appends meanwhile.
+Who is interrupted repeats the call: events that were redacted are passed over. The
+session's document counts the steps, by which read caches, forks and trims see that what
+they have read is out of date.
+
+A fork has the same events at the same revisions. Where a trim has removed them, what
+they have set is known by its value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import bson
+from bson.timestamp import Timestamp
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
+from google.adk.sessions.state import State
 from google.genai import types
 
 from mongo_session_service.codec import bson_values, documents
@@ -27,6 +36,7 @@ from mongo_session_service.codec.record import (
     INITIAL,
     STATE_PATH,
     STATES,
+    Origin,
     SessionRecord,
     state_fields,
 )
@@ -35,36 +45,32 @@ from mongo_session_service.codec.waiting_calls import (
     WaitingCalls,
     encode_waiting,
 )
-from mongo_session_service.errors import (
-    InvalidInputError,
-    StorageUnavailableError,
-    quoted,
-    session_not_found_error,
-)
+from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
     ADK_METADATA,
     MAX_TITLE,
     display_name,
 )
-from mongo_session_service.model.records import Document, ScopedState, SessionKey
+from mongo_session_service.model.records import (
+    SHARD_KEY,
+    Document,
+    ScopedState,
+    SessionKey,
+)
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
-from mongo_session_service.sessions.reads import head_query, read_head
+from mongo_session_service.sessions.reads import lock_session, read_head
+from mongo_session_service.sessions.trim import remove_trimmed
 from mongo_session_service.sessions.waiting_log import refresh_waiting
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Delete, Query, RefusedError, Update
+from mongo_session_service.storage.statements import Delete, Query, Update
 from mongo_session_service.storage.transactions import Transaction
-
-REDACTION_ATTEMPTS: Final = 100
-"""How often another writer may append while the log is read."""
 
 _IDS_AT_ONCE: Final = 1000
 _SHOWN: Final = 3
-_BUSY: Final = "Nothing was redacted: others kept appending to the session. Try again."
-
 
 _KEPT: Final = (
     *("id", "timestamp", "author", "invocation_id", "branch", "isolation_scope"),
@@ -81,10 +87,24 @@ _KEPT_ACTIONS: Final = (
 
 
 class LoggedPart(NamedTuple):
-    key: SessionKey
-    created: float
-    """The session's creation time."""
+    """Some of a session's events, of which a trim may have removed some."""
+
+    session: SessionRecord
     revisions: list[int]
+
+    @property
+    def key(self) -> SessionKey:
+        return self.session.key
+
+    @property
+    def is_trimmed(self) -> bool:
+        return self.revisions[0] <= self.session.begins
+
+    @property
+    def log(self) -> LogAtRevision:
+        """The log from the first of them on."""
+        begins = max(self.session.begins, self.revisions[0] - 1)
+        return LogAtRevision(self.key, begins, self.session.revision)
 
 
 async def find_part(
@@ -105,7 +125,7 @@ async def find_part(
         if not revisions:
             which = quoted(wanted)
             raise InvalidInputError(f"The session has no event of invocation {which}.")
-        return LoggedPart(key, head.created, revisions)
+        return LoggedPart(head, revisions)
     found: dict[str, int] = {}
     possible = [it for it in dict.fromkeys(wanted) if lookup_id("An event id", it)]
     for some in cut_by_size(possible, _IDS_AT_ONCE):
@@ -118,76 +138,114 @@ async def find_part(
         more = len(missing) - _SHOWN
         names = ", ".join(missing[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
         raise InvalidInputError(f"The session has no event with id {names}.")
-    return LoggedPart(key, head.created, sorted(found.values()))
+    return LoggedPart(head, sorted(found.values()))
 
 
-async def _find_copies(storage: Storage, part: LoggedPart) -> list[LoggedPart]:
-    """Find the forks of a session, and in its family what it is a branch of.
-
-    Two sessions have in common what both have of an origin of both.
-    """
-    (own,) = await storage.read(head_query(part.key), patient=True)
-    sources = {(part.key.session_id, part.created): math.inf}
-    for head in map(SessionRecord.read, own):
-        sources |= head.origins_in_family
-    of_user = {f"_id.{name}": part.key.id[name] for name in ("app_name", "user_id")}
-    names = [{"session_id": id_, "create_time": time} for id_, time in sources]
-    related = [{FORKED_FROM: {"$elemMatch": each}} for each in names]
-    itself = {"_id.session_id": {"$in": [id_ for id_, _ in sources]}}
-    wanted = {
-        **of_user,
-        **queries.visible_filter(storage.clock.now()),
-        "$or": [*related, itself],
-    }
-    query = Query("sessions", wanted, without=STATES)
-    (found,) = await storage.read(query, patient=True)
-    copies: list[LoggedPart] = []
-    for other in map(SessionRecord.read, found):
-        key, origins = other.key, other.origins
-        origins[key.session_id, other.created] = math.inf
-        both = sources.keys() & origins.keys()
-        shared = max((min(sources[it], origins[it]) for it in both), default=0)
-        revisions = [it for it in part.revisions if other.begins < it <= shared]
-        if revisions and key != part.key:
-            copies.append(LoggedPart(key, other.created, revisions))
-    return copies
-
-
-async def _find_with_copies(
+async def _find_parts(
     storage: Storage, part: LoggedPart, *, forks: bool
-) -> AsyncIterator[LoggedPart]:
-    """Yield a part, then its copies until there are no others.
+) -> dict[Origin, LoggedPart]:
+    """Find what has the same events: a session's forks, and theirs, to any depth.
 
-    A fork that is being made sees that its source was redacted meanwhile, and fails.
+    In its family also what it is a branch of, and branches that repeat an event. Two
+    sessions have in common what both have of an origin of both.
     """
-    yield part
-    done: set[SessionKey] = set()
-    while forks:
-        copies = await _find_copies(storage, part)
-        left = [each for each in copies if each.key not in done]
-        for each in left:
-            yield each
-        done.update(each.key for each in left)
-        forks = bool(left)
+    own = part.session
+    parts = {own.origin: part}
+    held = {it: own.held[it] for it in own.origins_in_family} | {own.origin: math.inf}
+    of_user = {f"_id.{name}": own.key.id[name] for name in SHARD_KEY}
+    visible = {**of_user, **queries.visible_filter(storage.clock.now())}
+    names = [*held] if forks else []
+    while names:
+        some, names = names[:_IDS_AT_ONCE], names[_IDS_AT_ONCE:]
+        ids = {"$in": [session_id for session_id, _ in some]}
+        related = [{f"{FORKED_FROM}.session_id": ids}, {"_id.session_id": ids}]
+        query = Query("sessions", visible | {"$or": related}, without=STATES)
+        (found,) = await storage.read(query, patient=True)
+        for other in map(SessionRecord.read, found):
+            its = other.held | {other.origin: math.inf}
+            both = [min(held[it], its[it]) for it in held.keys() & its]
+            shared = max(both, default=0)
+            revisions = [it for it in part.revisions if it <= shared]
+            if revisions and other.origin not in parts:
+                parts[other.origin] = LoggedPart(other, revisions)
+                held[other.origin] = shared
+                names.append(other.origin)
+    return parts
+
+
+class _Values:
+    """Values that events have set, by the prefix and the stored name of their key."""
+
+    def __init__(self) -> None:
+        prefixes = State.APP_PREFIX, State.USER_PREFIX, ""
+        self.known: dict[str, dict[str, set[bytes]]] = {it: {} for it in prefixes}
+
+    def add(self, deltas: Iterable[ScopedState]) -> None:
+        for delta in deltas:
+            scopes = delta.app, delta.user, delta.session
+            for known, scope in zip(self.known.values(), scopes, strict=True):
+                for name, value in bson_values.encode_fields(scope).items():
+                    if value is not None:
+                        known.setdefault(name, set()).add(bson.encode({"": value}))
+
+    def names_in(self, state: Document, prefix: str = "") -> set[str]:
+        """Name the keys of a state, as stored, that have one of these values."""
+        return {
+            name
+            for name, values in self.known[prefix].items()
+            if bson.encode({"": state.get(name)}) in values
+        }
+
+
+async def _read_deltas(storage: Storage, part: LoggedPart) -> list[ScopedState]:
+    """Read the deltas of the events of a part that are not redacted."""
+    fields = event_log.outline_fields(storage, event_log.DELTA)
+    deltas: list[ScopedState] = []
+    for some in cut_by_size(part.revisions, storage.limits.redacted_events):
+        (found,) = await storage.read(_query(part, some, fields), patient=True)
+        stored = _decode(storage, part.session.trimmed(found))
+        deltas += [each.delta for each, event in stored if not is_redacted(event)]
+    return deltas
+
+
+def _query(
+    part: LoggedPart, revisions: Sequence[int], fields: tuple[str, ...] = ()
+) -> Query:
+    ids = {"_id": {"$in": [part.key.event_id(each) for each in revisions]}}
+    return Query("events", ids, order=1, fields=fields)
+
+
+def _decode(
+    storage: Storage, found: Sequence[Document]
+) -> list[tuple[EventRecord, Event]]:
+    records = map(EventRecord, found)
+    return [(each, documents.decode_event(each, storage.hooks)) for each in records]
 
 
 async def preview(
     storage: Storage, part: LoggedPart, replacement: str, *, forks: bool
 ) -> Redactable:
     """Count what would be redacted, and name the state that would change."""
-    count, names = 0, set[str]()
-    async for each in _find_with_copies(storage, part, forks=forks):
-        for some in cut_by_size(each.revisions, storage.limits.redacted_events):
-            outline = event_log.outline_fields(storage)
-            finding = partial(_read_events, storage, each.key, some, fields=outline)
-            stored = await storage.run(finding, patient=True)
-            count += sum(not is_redacted(event) for _, event in stored)
-        own = await _find_unredacted_keys(storage, each, replacement)
-        names.update(map(bson_values.unescape_key, own))
-        finding_keys = partial(_find_shared_keys, storage, each)
-        shared = await storage.run(finding_keys, patient=True)
-        for owner, fields in shared.items():
-            names.update(owner.prefix + bson_values.unescape_key(it) for it in fields)
+    parts = [*(await _find_parts(storage, part, forks=forks)).values()]
+    values, count, names = _Values(), 0, set[str]()
+    for each in parts:
+        deltas = await _read_deltas(storage, each)
+        values.add(deltas)
+        count += len(deltas)
+    for each in parts:
+        setters = await _find_setters(storage, each.log)
+        query = Query("sessions", {"_id": each.key.id})
+        if found := await storage.find_one(query, patient=True):
+            session = SessionRecord.part(each.key, found)
+            own = _own_keys(each, session, setters, values)
+            owner = Owner.of_session(each.key)
+            new = _replacement_update("state", storage, owner, own, replacement)
+            left = [it for it in own if session.state[it] != new[STATE_PATH + it]]
+            names.update(map(bson_values.unescape_key, left))
+    for owner, collection, id_ in _shared_scopes(part.key):
+        found = await storage.find_one(Query(collection, {"_id": id_}), patient=True)
+        shared = values.names_in(state_fields(found) or {}, owner.prefix)
+        names.update(owner.prefix + bson_values.unescape_key(it) for it in shared)
     return Redactable(count, tuple(sorted(names)))
 
 
@@ -199,166 +257,150 @@ async def redact(
     state: bool,
     forks: bool,
 ) -> int:
-    """Replace the content of events; return how many were not redacted before."""
-    count = 0
-    async for each in _find_with_copies(storage, part, forks=forks):
-        if state:
-            await _redact_state(storage, each, replacement)
-        count += await _redact_log(storage, each, replacement)
-    return count
+    """Replace the content of events; return how many were not redacted before.
 
-
-async def _redact_state(storage: Storage, part: LoggedPart, replacement: str) -> None:
-    """Replace the values in state that the events have set last."""
-    for _ in range(REDACTION_ATTEMPTS):
-        revision, own = await _find_own_keys(storage, part)
-        setting = partial(
-            _redact_values, storage, part, replacement, revision=revision, own=own
-        )
-        with suppress(RefusedError):
-            return await storage.run(setting)
-    raise StorageUnavailableError(_BUSY)
-
-
-async def _redact_log(storage: Storage, part: LoggedPart, replacement: str) -> int:
-    count = 0
-    for some in cut_by_size(part.revisions, storage.limits.redacted_events):
-        step = partial(_redact_step, storage, part, some, replacement)
-        count += await storage.run(step)
-    if count:
-        await refresh_waiting(storage, part.key)
-    return count
-
-
-async def _redact_step(
-    storage: Storage,
-    part: LoggedPart,
-    revisions: Sequence[int],
-    replacement: str,
-    tx: Transaction,
-) -> int:
-    session = await _read_session(storage, part, tx)
-    new: dict[int, Document] = {}
-    ids: list[Any] = []
-    deltas: list[Document] = []
-    for stored, event in await _read_events(storage, part.key, revisions, tx):
-        if not is_redacted(event) and stored.revision > session.begins:
-            ids.append(stored.id)
-            deltas.append(stored.own_delta)
-            redacted = redacted_event(event, replacement)
-            append = documents.encode_append(part.key, redacted, storage.hooks)
-            new[stored.revision] = documents.event_document(
-                append, stored.revision, copied_by=stored.copied_by
-            )
-    if not new:
-        return 0
-    partials = queries.partials_of_session(part.key)
-    await tx.write(
-        # Replaced: by this the change feed knows a redaction from all other writes.
-        *(Update("events", {"_id": it["_id"]}, it, expected=1) for it in new.values()),
-        Delete("partials", {**partials, "event.id": {"$in": ids}}, many=True),
-    )
-    before_log = {"_id": part.key.event_id(0)}
-    apart = await tx.find_one(Query("events", before_log)) or {}
-    own, beside = (
-        _redacted_initial_state(storage, part.key, initial, deltas, replacement)
-        for initial in (session.initial, apart.get(INITIAL, {}))
-    )
-    if beside:
-        await tx.write(Update("events", before_log, {"$set": beside}))
-    waiting = session.waiting(storage.hooks)
-    left = tuple(each for each in waiting.named if each.revision not in new)
-    calls = WaitingCalls(left, waiting.more)
-    fields = encode_waiting(calls, part.key, storage.hooks)
-    is_answered = len(left) < len(waiting.named)
-    change = session.change(
-        own, waiting=fields if is_answered else None, is_redaction=True
-    )
-    await tx.write(*change_statements(storage, change))
-    return len(new)
-
-
-async def _read_session(
-    storage: Storage, part: LoggedPart, tx: Transaction
-) -> SessionRecord:
-    wanted = {
-        **queries.visible_filter(storage.clock.now()),
-        "_id": part.key.id,
-        "create_time": part.created,
-    }
-    found = await tx.find_one(Query("sessions", wanted))
-    if found is None:
-        raise session_not_found_error(part.key.session_id)
-    return SessionRecord.read(found)
-
-
-async def _read_events(
-    storage: Storage,
-    key: SessionKey,
-    revisions: Sequence[int],
-    tx: Transaction,
-    fields: tuple[str, ...] = (),
-) -> list[tuple[EventRecord, Event]]:
-    ids = {"_id": {"$in": [key.event_id(each) for each in revisions]}}
-    found = await tx.find(Query("events", ids, order=1, fields=fields))
-    records = map(EventRecord, found)
-    return [(each, documents.decode_event(each, storage.hooks)) for each in records]
-
-
-def _redacted_initial_state(
-    storage: Storage,
-    key: SessionKey,
-    initial: Document,
-    deltas: list[Document],
-    replacement: str,
-) -> Document:
-    """Replace what an initial state has of the same values, as after a trim."""
-    same = {
-        name
-        for delta in deltas
-        for name, value in delta.items()
-        if value is not None and name in initial and initial[name] == value
-    }
-    if not same:
-        return {}
-    owner = Owner.of_session(key)
-    return _replacement_update(INITIAL, storage, owner, same, replacement)
-
-
-async def _find_own_keys(storage: Storage, part: LoggedPart) -> tuple[int, set[str]]:
-    """Find the keys of a session's state that the events have set last, as stored.
-
-    Also return the revision as of which that is so.
+    What is deleted meanwhile is passed over, but not its copies. A fork that is being
+    made sees that its source was redacted, and fails; one that was made just before is
+    found by another search.
     """
-    head = await read_head(storage, part.key)
-    if head.created != part.created:
-        raise session_not_found_error(part.key.session_id)
-    revision = head.revision
-    wanted = set(part.revisions)
+    count, values = 0, _Values()
+    done: set[Origin] = set()
+    while True:
+        parts = await _find_parts(storage, part, forks=forks)
+        left = [each for origin, each in parts.items() if origin not in done]
+        if not left:
+            return count
+        for each in left:
+            values.add(await _read_deltas(storage, each))
+        for scope in _shared_scopes(part.key) if state else ():
+            if values.known[scope[0].prefix]:
+                shared = partial(_redact_shared, storage, scope, values, replacement)
+                await storage.run(shared)
+        # Who is interrupted finds the values again in those that come last.
+        left.sort(key=lambda each: (each is part, not each.is_trimmed))
+        for each in left:
+            done.add(each.session.origin)
+            redaction = _Redaction(storage, each, values, replacement)
+            with suppress(SessionNotFoundError):
+                if state:
+                    await redaction.redact_state()
+                count += await redaction.redact_log()
+
+
+@dataclass(frozen=True, slots=True)
+class _Redaction:
+    """The redaction of the events of one session."""
+
+    storage: Storage
+    part: LoggedPart
+    values: _Values
+    """Those that the events, and their copies elsewhere, have set."""
+    replacement: str
+
+    async def redact_state(self) -> None:
+        """Replace the values in state that the events have set last."""
+        setters = await _find_setters(self.storage, self.part.log)
+        await self.storage.run(partial(self._redact_values, setters))
+
+    async def _redact_values(self, setters: Mapping[str, int], tx: Transaction) -> None:
+        session = await lock_session(self.storage, self.part.session, tx)
+        log = self.part.log
+        later = log._replace(begins=log.until, until=session.revision)
+        latest = {**setters, **await _find_setters(self.storage, later, tx.time)}
+        own = _own_keys(self.part, session, latest, self.values)
+        if own:
+            fields = self._replaced("state", own)
+            if ADK_METADATA in own and self.storage.hooks.is_missing:
+                fields |= _redacted_title(session, self.replacement)
+            change = session.change(fields, is_redaction=True)
+            await tx.write(*change_statements(self.storage, change))
+
+    async def redact_log(self) -> int:
+        storage, part, count = self.storage, self.part, 0
+        for some in cut_by_size(part.revisions, storage.limits.redacted_events):
+            count += await storage.run(partial(self._redact_step, some))
+        session = part.session
+        if session.most_stored > session.event_count:  # a trim was interrupted
+            await remove_trimmed(storage, part.key, session.created, session.begins)
+        if count and session.waiting(storage.hooks).named:
+            await storage.run(partial(refresh_waiting, storage, session))
+        return count
+
+    async def _redact_step(self, revisions: Sequence[int], tx: Transaction) -> int:
+        storage, key = self.storage, self.part.key
+        session = await lock_session(storage, self.part.session, tx)
+        found = session.trimmed(await tx.find(_query(self.part, revisions)))
+        new: dict[int, Document] = {}
+        for stored, event in _decode(storage, found):
+            if not is_redacted(event):
+                redacted = redacted_event(event, self.replacement)
+                append = documents.encode_append(key, redacted, storage.hooks)
+                new[stored.revision] = documents.event_document(
+                    append, stored.revision, copied_by=stored.copied_by
+                )
+        before_log = event_log.before_log(key)
+        apart = await tx.find_one(before_log) or {}
+        # As after a trim, which made it of events.
+        own, beside = (
+            self._replaced(INITIAL, self.values.names_in(initial))
+            for initial in (session.initial, apart.get(INITIAL, {}))
+        )
+        if not (new or own or beside):
+            return 0
+        events, partials = new.values(), queries.partials_of_session(key)
+        ids = [EventRecord(each).id for each in events]
+        await tx.write(
+            # Replaced: by this the change feed knows a redaction from all other writes.
+            *(Update("events", {"_id": it["_id"]}, it, expected=1) for it in events),
+            Delete("partials", {**partials, "event.id": {"$in": ids}}, many=True),
+        )
+        if beside:
+            await tx.write(Update("events", before_log.filter, {"$set": beside}))
+        waiting = session.waiting(storage.hooks)
+        left = tuple(each for each in waiting.named if each.revision not in new)
+        fields = encode_waiting(WaitingCalls(left, waiting.more), key, storage.hooks)
+        change = session.change(own, waiting=fields, is_redaction=True)
+        await tx.write(*change_statements(storage, change))
+        return len(new)
+
+    def _replaced(self, field: str, names: set[str]) -> Document:
+        owner = Owner.of_session(self.part.key)
+        return _replacement_update(field, self.storage, owner, names, self.replacement)
+
+
+async def _find_setters(
+    storage: Storage, log: LogAtRevision, as_of: Timestamp | None = None
+) -> dict[str, int]:
+    """Find by which event of a log each key of state, as stored, was set last."""
     latest: dict[str, int] = {}
-    log = LogAtRevision(part.key, part.revisions[0] - 1, revision)
-    async for page in storage.scan(log.deltas_query):
+    async for page in storage.scan(log.deltas_query, as_of=as_of):
         for each in map(EventRecord, page.documents):
-            delta = each.own_delta.items()
-            set_here = [name for name, value in delta if value is not None]
-            latest |= dict.fromkeys(set_here, each.revision)
-    return revision, {name for name, last in latest.items() if last in wanted}
+            latest |= dict.fromkeys(each.own_delta, each.revision)
+    return latest
 
 
-async def _find_unredacted_keys(
-    storage: Storage, part: LoggedPart, replacement: str
+def _own_keys(
+    part: LoggedPart,
+    session: SessionRecord,
+    setters: Mapping[str, int],
+    values: _Values,
 ) -> set[str]:
-    _, own = await _find_own_keys(storage, part)
-    owner = Owner.of_session(part.key)
-    values = _replacement_update("state", storage, owner, own, replacement)
-    query = Query("sessions", {"_id": part.key.id}, fields=("state",))
-    found = await storage.find_one(query, patient=True)
-    state = SessionRecord.part(part.key, found).state if found else {}
-    return {name for name in own if state.get(name) != values[STATE_PATH + name]}
+    """Name the keys of a session's state that have values of the events of a part.
+
+    Of what was trimmed, its value shows that, if no event that is left has set it.
+    """
+    state, wanted = session.state, {*part.revisions}
+    own = {name for name, last in setters.items() if last in wanted}
+    if part.revisions[0] <= session.begins:
+        own |= values.names_in(state) - setters.keys()
+    return {name for name in own if state.get(name) is not None}
 
 
-def _shared_scopes(key: SessionKey) -> list[tuple[Owner, str, Any]]:
-    """List what a session shares state with: its owner, collection and ``_id``."""
+_Scope: TypeAlias = tuple[Owner, str, Any]
+"""What a session shares state with: its owner, collection and ``_id``."""
+
+
+def _shared_scopes(key: SessionKey) -> list[_Scope]:
     user_id = queries.user_state_id(key.app_name, key.user_id)
     return [
         (Owner.of_shared(key.app_name), "app_states", key.app_name),
@@ -366,54 +408,21 @@ def _shared_scopes(key: SessionKey) -> list[tuple[Owner, str, Any]]:
     ]
 
 
-async def _find_shared_keys(
-    storage: Storage, part: LoggedPart, tx: Transaction
-) -> dict[Owner, set[str]]:
-    """Find the keys of app and user state that still have the values of the events."""
-    states: dict[Owner, Document] = {}
-    for owner, collection, id_ in _shared_scopes(part.key):
-        found = await tx.find_one(Query(collection, {"_id": id_}))
-        states[owner] = state_fields(found) or {}
-    keys: dict[Owner, set[str]] = {owner: set() for owner in states}
-    for some in cut_by_size(part.revisions, storage.limits.redacted_events):
-        fields = event_log.outline_fields(storage, event_log.DELTA)
-        for stored, event in await _read_events(storage, part.key, some, tx, fields):
-            shared = ScopedState() if is_redacted(event) else stored.delta
-            for owner, own in zip(states, (shared.app, shared.user), strict=True):
-                keys[owner] |= {
-                    name
-                    for name, value in bson_values.encode_fields(own).items()
-                    if value is not None and states[owner].get(name) == value
-                }
-    return keys
-
-
-async def _redact_values(
+async def _redact_shared(
     storage: Storage,
-    part: LoggedPart,
+    scope: _Scope,
+    values: _Values,
     replacement: str,
     tx: Transaction,
-    *,
-    revision: int,
-    own: set[str],
 ) -> None:
-    key = part.key
-    session = await _read_session(storage, part, tx)
-    if session.revision != revision:
-        raise RefusedError
-    shared = await _find_shared_keys(storage, part, tx)
-    owner = Owner.of_session(key)
-    fields = _replacement_update("state", storage, owner, own, replacement)
-    if ADK_METADATA in own and storage.hooks.is_missing:
-        fields |= _redacted_title(session, replacement)
-    redacted = session.change(fields, is_redaction=True)
-    as_read = session.expected("revision")
-    await tx.write(*change_statements(storage, redacted, as_read))
-    for owner, collection, id_ in _shared_scopes(key):
-        if names := shared[owner]:
-            change = _replacement_update("state", storage, owner, names, replacement)
-            update = {"$set": change, "$inc": {"revision": 1}}
-            await tx.write(Update(collection, {"_id": id_}, update))
+    """Replace what the state of an app or a user has of the same values."""
+    owner, collection, id_ = scope
+    # Written first, so that it is what it is until the transaction has ended.
+    writing = Update(collection, {"_id": id_}, {"$inc": {"revision": 1}})
+    state = state_fields(await tx.find_and_update(writing)) or {}
+    if names := values.names_in(state, owner.prefix):
+        change = _replacement_update("state", storage, owner, names, replacement)
+        await tx.write(Update(collection, {"_id": id_}, {"$set": change}))
 
 
 def _redacted_title(session: SessionRecord, replacement: str) -> Document:

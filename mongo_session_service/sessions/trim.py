@@ -1,10 +1,12 @@
 """Trim: a session's oldest events are removed in steps; its state stays.
 
 One transaction stores after which revision the log begins, and the state as of then,
-which is the session's initial state from now on. No reader is shown an earlier event
-afterwards. Each step that removes these events finds the session in its transaction: a
-step that comes late cannot remove events of a new session with the same id. A trim that
-is interrupted is resumed by the next one of the session, and by its removal.
+which is the session's initial state from now on. It writes to the session first, so
+that nobody appends, and then reads what was appended since the log was read. No reader
+is shown an earlier event afterwards. Each step that removes these events finds the
+session in its transaction: a step that comes late cannot remove events of a new session
+with the same id. A trim that is interrupted is resumed by the next one of the session,
+and by its removal.
 """
 
 from __future__ import annotations
@@ -12,43 +14,37 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Final
 
+from bson.timestamp import Timestamp
 from google.adk.events.event import Event
 
-from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import (
     LOG_BEGINS,
-    REDACTIONS,
     TRIMMING,
     SessionRecord,
 )
-from mongo_session_service.codec.waiting_calls import WaitingCalls, encode_waiting
-from mongo_session_service.errors import (
-    InvalidInputError,
-    StorageUnavailableError,
-)
+from mongo_session_service.codec.waiting_calls import encode_waiting
+from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.batch import initial_update
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
+from mongo_session_service.sessions.reads import lock_session
 from mongo_session_service.sessions.waiting_log import pending_calls_at
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query, RefusedError, Update
+from mongo_session_service.storage.transactions import Transaction
 
 CALL_LASTS: Final = 86_400.0
 """Seconds in which a function call may get its response: a day."""
 
 LONG_CALL_LASTS: Final = 30 * CALL_LASTS
 """Seconds in which a long-running call may get its responses: 30 days."""
-
-TRIM_ATTEMPTS: Final = 100
-"""How often another writer may append while a trim reads the log."""
-
-_BUSY: Final = "Nothing was trimmed: others kept appending to the session. Try again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +80,10 @@ class TrimConstraints:
     not find, and what was undone would return.
     """
 
-    created: float
-    """The session's creation time."""
     begins: int
     """The revision after which the log begins."""
     before_time: float
+    now: float
     until: int = 0
     older: int = 0
     """The last revision of the longest prefix of the log that is older than that."""
@@ -103,15 +98,14 @@ class TrimConstraints:
     rewinds: list[tuple[int, str]] = field(default_factory=list)
     firsts: dict[str, int] = field(default_factory=dict)
     """The revisions of the invocations' first events."""
-    state: tuple[tuple[int, int | None], Document] | None = None
-    """A revision where the log may be cut, the number of redactions, and the session's
-    state as of then."""
 
     def __post_init__(self) -> None:
         self.until = self.older = self.begins
 
-    async def read_log(self, storage: Storage, log: LogAtRevision) -> None:
-        async for revision, event in event_log.read_outlines(storage, log):
+    async def read_log(
+        self, storage: Storage, log: LogAtRevision, as_of: Timestamp | None = None
+    ) -> None:
+        async for revision, event in event_log.read_outlines(storage, log, as_of=as_of):
             self.add(revision, event)
 
     def add(self, revision: int, event: Event) -> None:
@@ -136,9 +130,9 @@ class TrimConstraints:
         if target := event.actions.rewind_before_invocation_id:
             self.rewinds.append((revision, target))
 
-    def last_safe_revision(self, wanted: int, now: float) -> int:
+    def last_safe_revision(self, wanted: int) -> int:
         """Find the last revision up to which the log may go, at most the wanted one."""
-        pending = (name for name, until in self.pending.items() if until > now)
+        pending = (name for name, until in self.pending.items() if until > self.now)
         spans: list[tuple[int, float]] = [
             *self.spans,
             *event_log.undone_parts(self.rewinds, self.firsts),
@@ -164,45 +158,22 @@ async def trim(
     A dry run only counts them. If a part of them was removed, it raises
     ``UnknownOutcomeError``: trim again for the rest.
     """
-    constraints: TrimConstraints | None = None
-    for _ in range(TRIM_ATTEMPTS):
-        session = await event_log.read_with_initial_state(storage, key)
-        created, begins = session.created, session.begins
-        if constraints is None or (constraints.created, constraints.begins) != (
-            created,
-            begins,
-        ):
-            constraints = TrimConstraints(
-                created, begins, criterion.before_time or -math.inf
-            )
-        cut = begins
-        if await _last_removable(storage, session, criterion) > begins:
-            log = LogAtRevision(key, constraints.until, session.revision)
-            await constraints.read_log(storage, log)
-            if constraints.until != session.revision:
-                continue  # it was deleted or trimmed meanwhile
-            wanted = criterion.revision(session, constraints.older)
-            cut = constraints.last_safe_revision(wanted, storage.clock.now())
-        if is_dry_run:
-            return max(0, cut - begins)
-        if cut <= begins:
-            # What an interrupted trim has left.
-            return await remove_trimmed(storage, key, created, begins)
-        as_of = cut, session.redactions
-        if constraints.state is None or constraints.state[0] != as_of:
-            state = await event_log.state_at(storage, session, cut)
-            check_initial_state(state)
-            constraints.state = as_of, state
-        waiting = session.waiting(storage.hooks)
-        if any(each.revision <= cut for each in waiting.named):
-            log = LogAtRevision(key, cut, session.revision)
-            waiting = await pending_calls_at(storage, log)
-        try:
-            await _set_cut(storage, session, cut, constraints.state[1], waiting=waiting)
-        except RefusedError:
-            continue
-        return await remove_trimmed(storage, key, created, cut)
-    raise StorageUnavailableError(_BUSY)
+    session = await event_log.read_with_initial_state(storage, key)
+    cut = begins = session.begins
+    oldest = criterion.before_time or -math.inf
+    constraints = TrimConstraints(begins, oldest, storage.clock.now())
+    if await _last_removable(storage, session, criterion) > begins:
+        await constraints.read_log(storage, LogAtRevision.of(session))
+        wanted = criterion.revision(session, constraints.older)
+        cut = constraints.last_safe_revision(wanted)
+    if is_dry_run:
+        return max(0, cut - begins)
+    if cut > begins:
+        state = await event_log.state_at(storage, session, cut)
+        planned = partial(_set_cut, cut=cut, state=state, constraints=constraints)
+        cut = await storage.run(partial(planned, storage, session))
+    # Or what an interrupted trim has left.
+    return await remove_trimmed(storage, key, session.created, max(cut, begins))
 
 
 async def _last_removable(
@@ -223,26 +194,38 @@ async def _last_removable(
 async def _set_cut(
     storage: Storage,
     read: SessionRecord,
+    tx: Transaction,
+    *,
     cut: int,
     state: Document,
-    *,
-    waiting: WaitingCalls,
-) -> None:
-    """Have a session's log begin after a revision.
+    constraints: TrimConstraints,
+) -> int:
+    """Have a session's log begin after a revision; return after which it does then.
 
-    If it changed since it was read, it raises ``RefusedError``: an event appended since
-    may be a rewind that undoes what is to be removed, and what was read of events that
-    are redacted must not be stored.
+    An event that was appended since it was read may be a rewind that undoes what is to
+    be removed. The state is computed again if the cut is then another one, or events
+    were redacted.
     """
-    where = {
-        **queries.writable_filter(storage),
-        **read.expected("revision", LOG_BEGINS, REDACTIONS),
-    }
-    fields = encode_waiting(waiting, read.key, storage.hooks)
-    change = read.change(waiting=fields, begins=cut)
-    statements = change_statements(storage, change, where)
-    initial = initial_update(read.key, state, read.created, cut)
-    await storage.commit(*statements, initial)
+    key = read.key
+    session = await lock_session(storage, read, tx)
+    later = LogAtRevision(key, constraints.until, session.revision)
+    await constraints.read_log(storage, later, tx.time)
+    safe = constraints.last_safe_revision(cut)
+    if safe <= session.begins:  # another trim has cut further
+        return session.begins
+    was_redacted = session.redactions > read.redactions
+    if safe < cut or was_redacted or session.begins > read.begins:
+        whole = session.with_initial(await tx.find(event_log.before_log(key)))
+        state = await event_log.state_at(storage, whole, safe, as_of=tx.time)
+    waiting = session.waiting(storage.hooks)
+    if any(each.revision <= safe for each in waiting.named):
+        log = LogAtRevision(key, safe, session.revision)
+        waiting = await pending_calls_at(storage, log, tx.time)
+    fields = encode_waiting(waiting, key, storage.hooks)
+    change = session.change(waiting=fields, begins=safe)
+    initial = initial_update(key, state, session.created, safe)
+    await tx.write(*change_statements(storage, change), initial)
+    return safe
 
 
 async def remove_trimmed(

@@ -8,14 +8,14 @@ through it for the few events that matter. Where a hook has sealed them, all are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
-from mongo_session_service.codec.record import LOG_BEGINS, STATES, SessionRecord
+from bson.timestamp import Timestamp
+
+from mongo_session_service.codec.record import STATES, SessionRecord
 from mongo_session_service.codec.waiting_calls import (
     ABORTED,
     ASKING,
-    WAITING_FIELDS,
     WaitingCalls,
     encode_waiting,
     waiting_calls,
@@ -31,10 +31,10 @@ from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.sessions import event_log
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
-from mongo_session_service.sessions.reads import find_head
+from mongo_session_service.sessions.reads import lock_session
 from mongo_session_service.sessions.writer import QueuedWrite
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Query, RefusedError
+from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.transactions import Transaction
 
 _HAS_RESPONSE: Final = {"event.content.parts.function_response": {"$exists": True}}
@@ -51,12 +51,14 @@ _STEPS: Final = {
 _Steps = list[tuple[int, WaitingStep]]
 
 
-async def pending_calls_at(storage: Storage, log: LogAtRevision) -> WaitingCalls:
+async def pending_calls_at(
+    storage: Storage, log: LogAtRevision, as_of: Timestamp | None = None
+) -> WaitingCalls:
     """Find the function calls that await an answer at the end of a log.
 
     The log may be of a session that is being copied.
     """
-    steps, firsts = await _read_steps(storage, log)
+    steps, firsts = await _read_steps(storage, log, as_of=as_of)
     return WaitingCalls.of(_calls_after_steps(steps, firsts))
 
 
@@ -126,18 +128,14 @@ async def pending_calls_after_batch(
     return found
 
 
-async def refresh_waiting(storage: Storage, key: SessionKey) -> bool:
-    """Recompute a session's waiting calls from its log; True if they have changed."""
-    while session := await find_head(storage, key):
-        waiting = await pending_calls_at(storage, LogAtRevision.of(session))
-        if waiting == session.waiting(storage.hooks):
-            break
-        as_read = session.expected("revision", LOG_BEGINS, *WAITING_FIELDS)
-        change = session.change(waiting=encode_waiting(waiting, key, storage.hooks))
-        with suppress(RefusedError):
-            await storage.commit(*change_statements(storage, change, as_read))
-            return True
-    return False
+async def refresh_waiting(
+    storage: Storage, read: SessionRecord, tx: Transaction
+) -> None:
+    """Recompute a session's waiting calls from its log."""
+    session = await lock_session(storage, read, tx)
+    waiting = await pending_calls_at(storage, LogAtRevision.of(session), tx.time)
+    fields = encode_waiting(waiting, read.key, storage.hooks)
+    await tx.write(*change_statements(storage, session.change(waiting=fields)))
 
 
 def _calls_after_steps(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
@@ -152,17 +150,22 @@ def _calls_after_steps(steps: _Steps, firsts: Mapping[str, int]) -> list[Waiting
 
 
 async def _read_steps(
-    storage: Storage, log: LogAtRevision, rewound: Iterable[str] = ()
+    storage: Storage,
+    log: LogAtRevision,
+    rewound: Iterable[str] = (),
+    as_of: Timestamp | None = None,
 ) -> tuple[_Steps, dict[str, int]]:
     """Read the steps of a log, and where the invocations begin that are rewound."""
     steps: _Steps = []
     firsts: dict[str, int] = {}
-    async for revision, event in event_log.read_outlines(storage, log, _STEPS):
+    async for revision, event in event_log.read_outlines(
+        storage, log, _STEPS, as_of=as_of
+    ):
         step = waiting_step(event)
         firsts.setdefault(step.invocation_id, revision)
         if step.has_effect:
             steps.append((revision, step))
     targets = {*rewound, *(it.rewinds_before or "" for _, it in steps)} - {""}
     if targets and not event_log.is_sealed(storage):
-        firsts = await event_log.find_firsts(storage, log, targets)
+        firsts = await event_log.find_firsts(storage, log, targets, as_of)
     return steps, firsts

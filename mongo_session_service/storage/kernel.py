@@ -72,8 +72,9 @@ the statements that end the removal. Each step yields how many documents it remo
 
     await storage.copy("events", log, {"_id.session_id": "new"}, time_limit=40)
 
-**Hold** the lease in a document, and **follow** the database's changes, through
-failures, until they can no longer be followed::
+**Hold** the lease in a document (``storage/lease.py``), and **follow** the database's
+changes (``storage/stream.py``), through failures, until they can no longer be
+followed::
 
     lease = Lease(storage, "sessions", key.id, "turn.")
     stream = Stream(storage, pipeline, start, slim=..., needs_document=...)

@@ -27,13 +27,12 @@ from contextvars import Context
 from copy import copy
 from functools import partial
 from itertools import count
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from mongo_session_service.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Key = TypeVar("Key")
 

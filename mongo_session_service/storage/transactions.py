@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from bson.timestamp import Timestamp
 from pymongo import (
     DeleteMany,
     DeleteOne,
@@ -228,6 +229,12 @@ class Transaction:
         self._database = database
         self.client_session = session
         """PyMongo's client session, for the handlers of consumers; None without."""
+
+    @property
+    def time(self) -> Timestamp | None:
+        """When it last had an answer, to read as of then beside it; None without."""
+        session = self.client_session
+        return None if session is None else session.operation_time
 
     async def find(self, query: Query) -> list[Document]:
         return await find_documents(self._database, query, self.client_session)

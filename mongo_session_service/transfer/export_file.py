@@ -123,6 +123,7 @@ class _Origin(_Line):
     session_id: str
     create_time: FiniteFloat
     revision: _Count
+    repeats: Literal[True] | None = None
 
 
 class _Branch(_Line):
@@ -145,6 +146,7 @@ class _SessionLine(_UserStateLine, Details):
         if self.log_begins and self.initial_state is None:
             raise MalformedError("its session has log_begins, but no initial state")
         details = self.model_dump(include={*DETAILS}, exclude_none=True)
+        dumped = (each.model_dump(exclude_none=True) for each in self.forked_from)
         return SessionHeader(
             SessionKey(self.app_name, self.user_id, self.session_id),
             self.state,
@@ -153,7 +155,7 @@ class _SessionLine(_UserStateLine, Details):
             details=StoredDetails(**details),
             initial=self.initial_state,
             log_begins=self.log_begins,
-            forked_from=[each.model_dump() for each in self.forked_from],
+            forked_from=[*dumped],
         )
 
 

@@ -60,13 +60,13 @@ async def test_a_rewind_that_comes_while_the_log_is_read(
     rewind = EventActions(rewind_before_invocation_id="b")
     state_at, reads = event_log.state_at, 0
 
-    async def rewound_meanwhile(*args: Any) -> Any:
+    async def rewound_meanwhile(*args: Any, **options: Any) -> Any:
         nonlocal reads
         reads += 1
         if reads == 1:
             event = Event(author="user", invocation_id="r", actions=rewind)
             await service.append_event(session, event)
-        return await state_at(*args)
+        return await state_at(*args, **options)
 
     monkeypatch.setattr(event_log, "state_at", rewound_meanwhile)
 

@@ -15,9 +15,12 @@ from support.subscriptions import Follower
 from support.waiting import answer, ask, say
 
 from mongo_session_service import MongoSessionService, WaitingCall
+from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import backends_of
-from mongo_session_service.sessions.waiting_log import refresh_waiting
+from mongo_session_service.sessions.event_log import LogAtRevision
+from mongo_session_service.sessions.reads import read_head
+from mongo_session_service.sessions.waiting_log import pending_calls_at
 from mongo_session_service.transfer import ServiceSource, move
 
 ADA = {"app_name": "app", "user_id": "ada"}
@@ -132,7 +135,9 @@ async def test_a_sessions_waiting_calls_are_those_of_its_log(
         backend = await backends_of(service).backend()
         for each in "s", *forks:
             one = key._replace(session_id=each)
-            assert not await refresh_waiting(backend.storage, one)
+            head = await read_head(backend.storage, one)
+            log = await pending_calls_at(backend.storage, LogAtRevision.of(head))
+            assert head.waiting(Hooks()) == log
     assert await waiting(service)
 
 
