@@ -173,7 +173,10 @@ class StorageError(MongoSessionServiceError):
 
 @public
 class DocumentTooLargeError(StorageError, ValueError):
-    """A document would exceed MongoDB's 16 MB limit; nothing was changed."""
+    """A document would exceed MongoDB's 16 MB limit; nothing was changed.
+
+    Set large keys of the session's state to None first, to make room.
+    """
 
 
 @public

@@ -136,9 +136,9 @@ def check_needs(document: Document) -> None:
 
 def unknown_needs(document: Document) -> list[str]:
     """List what a session needs and this release does not know, which knows none."""
-    needs = document.get(NEEDS) or []
+    needs = document.get(NEEDS)
     named = needs if isinstance(needs, list) else [needs]
-    return [str(each) for each in named]
+    return [] if needs is None else [str(each) for each in named]
 
 
 def state_fields(document: Document | None) -> Any:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import starmap, zip_longest
 from typing import Final, NoReturn
 
+import bson
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.bson_values import decode_fields
-from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import decode_event, session_document
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import (
@@ -236,7 +236,7 @@ class Fork:
             # The order of a family is that of creation, whatever a clock shows.
             max(now, head.created + 1e-6) if self.before else now,
             ScopedState(session=head.initial),
-            check_initial_state(head.initial),
+            len(bson.encode(head.initial)),
             details.with_renewed_expiry(storage.clock.now()),
             head.begins,
             self._origins(),

@@ -182,12 +182,11 @@ async def _last_removable(
     """Find the last revision that a criterion may remove; reads one event at most."""
     older = session.revision
     if criterion.before_time is not None:
-        begins = session.begins
-        log = queries.events_after(session.key, begins)
+        log = queries.events_after(session.key, session.begins)
         query = Query("events", log, order=1, fields=("event.timestamp",))
         first = await storage.find_one(query)
         if first and EventRecord(first).timestamp >= criterion.before_time:
-            older = begins
+            older = session.begins
     return criterion.revision(session, older)
 
 

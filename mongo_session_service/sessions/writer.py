@@ -61,7 +61,7 @@ MAX_ENCODED: Final = 128
 """Writes that are admitted, to be encoded, in one iteration of the event loop."""
 
 _FIRST_PAUSE: Final = 0.01  # seconds
-_LONGEST_PAUSE: Final = 1.0  # seconds
+_LONGEST_PAUSE: Final = 0.05  # seconds: who pauses longer loses a hot key to others
 
 _LOCKED: Final = (
     "Another writer's transaction has locked a document of this session, or of the"

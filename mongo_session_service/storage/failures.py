@@ -86,6 +86,8 @@ _REFUSED_COMMAND: Final = re.compile(
 
 DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
+_INSERT_TOO_LARGE: Final = "object to insert too large"
+"""How the text of an insert's refusal begins, which has no code of its own."""
 _UNAUTHORIZED: Final = 13
 _LOGIN_REFUSED: Final = {
     11,  # UserNotFound
@@ -442,7 +444,8 @@ def _unavailable_error(
 def _refusal_error(error: OperationFailure) -> StorageError:
     details = error.details or {}
     name = f"{details.get('codeName', 'error')} (code {error.code})"
-    if error.code in _DOCUMENT_TOO_LARGE:
+    is_large = str(details.get("errmsg")).startswith(_INSERT_TOO_LARGE)
+    if is_large or error.code in _DOCUMENT_TOO_LARGE:
         return errors.DocumentTooLargeError()
     if _is_bad_login(error):
         return StorageError(_BAD_CREDENTIALS)

@@ -207,7 +207,7 @@ async def test_each_call_for_it_names_what_it_needs(
         assert await service.get_session(**NOW) is not None
 
 
-@pytest.mark.parametrize("needs", [None, [], [NEED]])
+@pytest.mark.parametrize("needs", [None, [], [NEED], "", 0, {}])
 async def test_reads_and_writes_take_the_same_for_no_needs(
     service: MongoSessionService, admin: MongoClient, database: str, needs: Any
 ) -> None:
@@ -225,7 +225,20 @@ async def test_reads_and_writes_take_the_same_for_no_needs(
     done = await asyncio.gather(*calls, return_exceptions=True)
 
     refused = [isinstance(each, SchemaVersionError) for each in done]
-    assert refused == [bool(needs)] * len(calls)
+    assert refused == [needs not in (None, [])] * len(calls)
+
+
+@pytest.mark.parametrize("needs", [None, []])
+async def test_what_needs_nothing_expires(
+    service: MongoSessionService, admin: MongoClient, database: str, needs: Any
+) -> None:
+    """Pruning removes it, and what is beside it; its id is free."""
+    for key in NEWER, NOW:
+        await service.create_session(**key, ttl=60)
+    change = {"$set": {"needs": needs, "expire_time": 1.0}}
+    admin[database].sessions.update_many({}, change)
+    assert (await service.prune()).sessions == 2
+    await service.create_session(**NEWER)
 
 
 @pytest.mark.parametrize("name", LISTS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event, EventActions
+from pymongo import MongoClient
 from support.consumers import take
 from support.subscriptions import Follower
 
@@ -107,6 +108,37 @@ async def test_state_that_outgrows_its_document_is_refused(
     assert "xxx" not in str(refused)
     assert isinstance(stored, Event)
     assert await service.get_session(**IDS) == before == session
+
+
+async def test_a_state_of_the_last_megabyte_goes_along(
+    service: MongoSessionService, admin: MongoClient[Any], database: str
+) -> None:
+    """It is trimmed and forked; where no byte is left, the error says how to go on."""
+    session = await service.create_session(**IDS)
+
+    async def fill(**delta: str) -> None:
+        event = setting(**delta)
+        event.id = f"e{len(session.events)}"
+        await service.append_event(session, event)
+
+    await fill(a="x" * 15 * MB)
+    await fill(b="x" * (16 * 2**20 - 15 * MB - 4000))
+    await fill(c="x")
+    assert await service.trim_session(**IDS, keep_last=1) == 2
+    forked = await service.fork_session(**IDS)
+    assert forked.state == session.state
+
+    left = {"$subtract": [16 * 2**20, {"$bsonSize": "$$ROOT"}]}
+    one = {"$match": {"_id.session_id": session.id}}
+    stages = [one, {"$project": {"bytes": left}}]
+    (found,) = admin[database].sessions.aggregate(stages)
+    await fill(c="x" * (found["bytes"] - 60))
+    for call in (
+        service.fork_session(**IDS),
+        service.update_session(**IDS, title="x" * 100),
+    ):
+        with pytest.raises(DocumentTooLargeError, match="to None"):
+            await call
 
 
 async def test_keys_that_grow_when_escaped_are_refused(

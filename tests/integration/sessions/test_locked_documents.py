@@ -18,6 +18,8 @@ from support.failpoints import open_transactions
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import writer
+from mongo_session_service.storage.tasks import backoff
 
 OWNER = {"app_name": "app", "user_id": "user"}
 AT_ONCE = 20.0
@@ -147,6 +149,31 @@ async def test_ten_locked_sessions_are_given_up_together(
         assert 1.4 < taken < 5
         assert not any([await texts(service, each) for each in stuck])
         await asyncio.gather(*(append(service, each) for each in stuck))
+
+
+async def test_a_lock_that_others_take_again_and_again_is_tried_often(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who rested longer than others would lose a key that all of an app set."""
+    pauses: list[float] = []
+    has_tried = asyncio.Event()
+
+    def noted(*args: Any, **limits: Any) -> float:
+        pauses.append(backoff(*args, **limits))
+        if len(pauses) == 10:
+            has_tried.set()
+        return pauses[-1]
+
+    monkeypatch.setattr(writer, "backoff", noted)
+    (session,) = await create(service, 1)
+    with locked(admin[database], app_states=["app"]):
+        waiting = append(service, session, **{"app:hot": 1})
+        await has_tried.wait()
+    await waiting
+    assert max(pauses) <= 0.05
 
 
 async def test_a_cancelled_append_does_not_wait_for_the_lock(
