@@ -103,7 +103,7 @@ class Marker(NamedTuple):
     """Whether it ends at some time, so that an append has to ask the server for it."""
 
     def after_append(self) -> Marker:
-        return Marker(self.revision + 1, *self[1:])
+        return Marker._make((self.revision + 1, *self[1:]))
 
     def describe_change(self, stored: Marker) -> str:
         """The middle of a sentence about what has become of the session since."""

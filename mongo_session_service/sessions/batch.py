@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
@@ -65,14 +65,17 @@ async def commit_batch(
         reads_sessions |= write.title is not NOT_GIVEN or write.waiting.has_effect
         if not has_guard and await find_event(storage, write.key, write.event_id):
             raise RefusedError
-    most = attempts if storage.has_transactions else None
+    # The writer's task is its own shield: no caller's cancellation reaches it.
+    options: dict[str, Any] = {
+        "time_limit": time_limit,
+        "attempts": attempts if storage.has_transactions else None,
+        "shielded": False,
+    }
     if reads_sessions:
         work = partial(_write_with_sessions, storage, planned)
-        kept = storage.client_sessions
-        await storage.run(work, time_limit=time_limit, attempts=most, kept=kept)
+        await storage.run(work, kept=storage.client_sessions, **options)
     else:
-        statements = batch_statements(storage, planned, {})
-        await storage.commit(*statements, time_limit=time_limit, attempts=most)
+        await storage.commit(*batch_statements(storage, planned, {}), **options)
     telemetry.record_size(telemetry.BATCH_SIZES, storage.database.name, len(planned))
 
 

@@ -264,6 +264,7 @@ class Storage(Database):
         time_limit: float | None = None,
         attempts: int | None = None,
         atomic: bool = True,
+        shielded: bool = True,
     ) -> list[int]:
         """Write statements; return how many documents each has matched or inserted.
 
@@ -274,7 +275,8 @@ class Storage(Database):
 
         It is given up after ``time_limit`` seconds, by default ``write_timeout``. Of
         write conflicts it meets ``attempts`` at most, and raises ``LockedError`` at the
-        last; without that, a statement by itself waits for the lock.
+        last; without that, a statement by itself waits for the lock. In a task that
+        nobody cancels a transaction need not be ``shielded`` by a task of its own.
         """
         if not atomic or (attempts is None and needs_no_transaction(statements)):
 
@@ -287,6 +289,7 @@ class Storage(Database):
             time_limit=time_limit,
             attempts=attempts,
             kept=self.client_sessions,
+            shielded=shielded,
         )
 
     async def run(
@@ -297,6 +300,7 @@ class Storage(Database):
         attempts: int | None = None,
         patient: bool = False,
         kept: ClientSessions | None = None,
+        shielded: bool = True,
     ) -> Result:
         """Run ``work`` as one transaction, on a majority when this returns.
 
@@ -310,9 +314,8 @@ class Storage(Database):
         def attempt(database: Database) -> Awaitable[Result]:
             if not self.has_transactions:
                 return uninterrupted(work(Transaction(database, None)))
-            return uninterrupted(
-                run_committed(database, work, time_limit, attempts, kept=kept)
-            )
+            running = run_committed(database, work, time_limit, attempts, kept=kept)
+            return uninterrupted(running) if shielded else running
 
         return await self.repeat(attempt, effect, patient=patient)
 

@@ -173,10 +173,10 @@ class _Attempt(Generic[Result]):
         """Whether the statements are made, so that the driver commits."""
 
     async def __call__(self, txn: Any) -> Result:
-        self._database.in_use.check_open()  # it may be the driver that tries again
         self.is_committing = False
         self._count += 1
-        if self._count > 1:
+        if self._count > 1:  # it is the driver that tries again
+            self._database.in_use.check_open()
             telemetry.count(telemetry.RETRIES, self._database.database.name)
         try:
             result = await self._work(Transaction(self._database, txn))
