@@ -18,10 +18,10 @@ _set: Final = object.__setattr__
 """Past pydantic, which would take these for fields."""
 
 
-_BLANK: Final = Session(id="", app_name="", user_id="")
-_DEFAULTS: Final = _BLANK.__dict__
-_PRIVATE: Final = _BLANK.__pydantic_private__ or {}
 _FIELDS: Final = {"id", "app_name", "user_id", "state", "events", "last_update_time"}
+_BLANK: Final = Session(id="", app_name="", user_id="")
+_OTHERS: Final = {k: it for k, it in _BLANK.__dict__.items() if k not in _FIELDS}
+_PRIVATE: Final = _BLANK.__pydantic_private__ or {}
 
 
 def to_session(stored: StoredSession) -> Session:
@@ -47,7 +47,7 @@ def _build(
 ) -> Session:
     app_name, user_id, session_id = key
     fields = {
-        **_DEFAULTS,
+        **_OTHERS,
         "id": session_id,
         "app_name": app_name,
         "user_id": user_id,

@@ -137,9 +137,7 @@ def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Documen
 def event_flags(encoded: bytes, hooks: Hooks) -> Document:
     """Build the fields that decide how the event beside them is decoded."""
     flags = {"wrapped": True} if _WRAPPER_FIELD in encoded else {}
-    if hooks.has_both:
-        flags["hooked"] = True
-    return flags
+    return {**flags, "hooked": True} if hooks.has_both else flags
 
 
 _WRAPPER_FIELD: Final = bson_values.WRAPPER.encode() + b"\0"

@@ -66,16 +66,13 @@ async def commit_batch(
         if not has_guard and await find_event(storage, write.key, write.event_id):
             raise RefusedError
     # The writer's task is its own shield: no caller's cancellation reaches it.
-    options: dict[str, Any] = {
-        "time_limit": time_limit,
-        "attempts": attempts if storage.has_transactions else None,
-        "shielded": False,
-    }
+    most = attempts if storage.has_transactions else None
+    how: Any = {"time_limit": time_limit, "attempts": most, "shielded": False}
     if reads_sessions:
         work = partial(_write_with_sessions, storage, planned)
-        await storage.run(work, kept=storage.client_sessions, **options)
+        await storage.run(work, kept=storage.client_sessions, **how)
     else:
-        await storage.commit(*batch_statements(storage, planned, {}), **options)
+        await storage.commit(*batch_statements(storage, planned, {}), **how)
     telemetry.record_size(telemetry.BATCH_SIZES, storage.database.name, len(planned))
 
 

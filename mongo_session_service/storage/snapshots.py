@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import takewhile
 from struct import Struct
 from typing import Any, Final
 
@@ -36,8 +37,8 @@ RAW: Final = codec_options.CodecOptions[RawBSONDocument](document_class=RawBSOND
 _SIZE: Final = Struct("<i")
 """How arrays and documents begin: with their bytes, these four among them."""
 
-_SMALL: Final = 262_144
-"""Bytes of a reply that is decoded as a whole, in 1.5 ms."""
+_SMALL: Final = 524_288
+"""Bytes of a reply that is decoded as a whole, in 2 ms."""
 
 _DECODED_BYTES: Final = 65_536
 """Bytes decoded at once: each call of the decoder costs as much as four documents."""
@@ -227,8 +228,7 @@ async def answer_queries(
     else:
         lists = _split_encoded(raw, len(queries))
         if not encoded:
-            decoding = [decode_documents(each) for each in lists]
-            lists = [await in_slices(each) for each in decoding]
+            lists = [await in_slices(decode_documents(each)) for each in lists]
     return QueryResults(lists, read_at, is_whole, raw)
 
 
@@ -275,11 +275,10 @@ def _tagged_stages(database: Database, queries: Sequence[Query]) -> list[Documen
 
 
 def _split_decoded(documents: list[Document], count: int) -> list[list[Document]]:
-    if count == 1:
-        return [documents]
     lists: list[list[Document]] = [[] for _ in range(count)]
-    for each in documents:
-        lists[each.pop(_TAG, -1)].append(each)
+    for each in takewhile(lambda it: _TAG in it, documents):
+        lists[each.pop(_TAG)].append(each)
+    lists[-1] = documents[sum(map(len, lists)) :]
     return lists
 
 
