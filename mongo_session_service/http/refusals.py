@@ -182,7 +182,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 Action: TypeAlias = Literal[
-    "read", "list", "create", "update", "fork", "delete", "run", "stop"
+    "read", "list", "create", "update", "fork", "delete", "run", "answer", "stop"
 ]
 
 _OFFERED: Final[tuple[Action, ...]] = (
@@ -212,8 +212,10 @@ class Authorize(Protocol):
             session_id: The session; None if ``action`` is ``"list"``.
             action: ``"list"`` a user's sessions; or ``"read"``, ``"update"`` (title and
                 labels, and which version is shown), ``"fork"`` or ``"delete"`` a
-                session; ``"run"`` an agent in a turn of it, or ``"stop"`` one. To edit
-                a message needs ``"run"`` and ``"fork"``.
+                session; ``"run"`` an agent in a turn of it, ``"answer"`` a call that
+                waits, by a function response, or ``"stop"`` a turn. To edit a message
+                needs ``"run"`` and ``"fork"``, to answer ``"run"`` and ``"answer"``,
+                and to interrupt ``"run"`` and ``"stop"``.
         """
 
 

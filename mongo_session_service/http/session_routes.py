@@ -624,14 +624,19 @@ class SessionResources:
         runner = self.runners.get(key.app_name)
         if runner is None:
             raise session_not_found_error(key.session_id)
-        asks = asked.new_message is not None and asked.new_message.parts
+        parts = (asked.new_message and asked.new_message.parts) or []
         resumes = asked.invocation_id or asked.instead_of
-        if not (asks or resumes):  # ADK would call the model all the same
+        if not (parts or resumes):  # ADK would call the model all the same
             why = "Give a newMessage with parts, an invocationId or insteadOf."
             raise Refusal("invalid", why)
         self.check_delta(asked.state_delta or {})
-        if asked.instead_of is not None:
-            await self.permission.require(request, key, "fork")
+        needed: dict[Action, bool] = {
+            "fork": asked.instead_of is not None,
+            "answer": any(each.function_response for each in parts),
+            "stop": asked.interrupt,
+        }
+        for action in filter(needed.get, needed):
+            await self.permission.require(request, key, action)
         names = ("new_message", "state_delta", "invocation_id", "instead_of")
         given: dict[str, Any] = {name: getattr(asked, name) for name in names}
         return await self.service.start_turn(

@@ -123,9 +123,8 @@ async def new_branch(
     message = decode_event(EventRecord(stored), storage.hooks)
     content = message.content
     parts = (content.parts if content else None) or []
-    is_message = message.author == "user" and any(
-        each.function_response is None for each in parts
-    )
+    answers = any(each.function_response for each in parts)
+    is_message = message.author == "user" and bool(parts) and not answers
     which = f"Invocation {quoted(invocation_id)} of the session"
     if first == origin.begins + 1 > 1 and not is_message:
         raise InvalidInputError(f"{which} is not whole: its beginning was trimmed.")

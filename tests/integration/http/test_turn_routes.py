@@ -179,6 +179,53 @@ async def test_an_edit_needs_the_permission_to_fork(
     assert len(await service.find_branches(**IDS)) == 1
 
 
+ANSWER = {"functionResponse": {"id": "c1", "name": "f", "response": {"ok": True}}}
+SNAKE = {"function_response": {"id": "c1", "name": "f", "response": {"ok": True}}}
+
+
+@pytest.mark.parametrize("known", [{"run"}, {"run", "fork", "update", "delete"}])
+@pytest.mark.parametrize("parts", [[ANSWER], [SNAKE], [{"text": "Yes."}, ANSWER]])
+async def test_who_may_talk_may_not_answer_a_waiting_call(
+    service: MongoSessionService, runner: Runner, known: set[str], parts: list[Any]
+) -> None:
+    """A customer does not confirm their own refund, and a colleague may."""
+    asked: list[str] = []
+
+    def may(*_: object, action: str, **__: object) -> bool:
+        asked.append(action)
+        return action in known
+
+    answer = {"newMessage": {"role": "user", "parts": parts}}
+    async with serving(app_of(service, runner=runner, authorize=may)) as url:
+        refused = await send(url, "POST", f"{SESSION}/turns", answer)
+        known = known | {"answer"}
+        begun = await send(url, "POST", f"{SESSION}/turns", answer)
+    assert (refused.status_code, begun.status_code) == (403, 202)
+    assert asked == ["run", "answer"] * 2
+
+
+@pytest.mark.parametrize("edit", [{}, {"insteadOf": "x"}])
+async def test_who_may_not_stop_a_turn_interrupts_none(
+    service: MongoSessionService,
+    runner: Runner,
+    model: SpokenModel,
+    edit: dict[str, str],
+) -> None:
+    """Neither the turn of the session, nor by an edit of one of its messages."""
+
+    def may(*_: object, action: str, **__: object) -> bool:
+        return action != "stop"
+
+    async with serving(app_of(service, runner=runner, authorize=may)) as url:
+        await send(url, "POST", f"{SESSION}/turns", QUESTION)
+        interrupt = {**QUESTION, **edit, "interrupt": True}
+        refused = await send(url, "POST", f"{SESSION}/turns", interrupt)
+        turn = (await send(url, "GET", f"{SESSION}/turn")).json()
+        model.end_answer()
+    assert refused.status_code == 403
+    assert (turn["epoch"], turn["status"]) == (1, "running")
+
+
 async def ask_and_hear(
     url: str, model: SpokenModel, path: str, body: dict[str, Any]
 ) -> dict[str, Any]:

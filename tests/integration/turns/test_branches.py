@@ -285,11 +285,17 @@ async def test_what_was_trimmed(service: MongoSessionService) -> None:
 
 
 async def test_what_has_no_message(service: MongoSessionService) -> None:
-    """An invocation that an agent began, or whose message was redacted, needs one."""
+    """An invocation that an agent or an answer began, or that was redacted, needs one."""
     session = await service.create_session(**IDS)
     await service.append_event(session, Event(author="agent", invocation_id="job"))
     with pytest.raises(InvalidInputError, match="began with no message"):
         await ask(service, None, instead_of="job")
+    given = types.Part.from_function_response(name="ship", response={"confirmed": True})
+    answer = Event(author="user", invocation_id="answered")
+    answer.content = types.UserContent([types.Part(text="Yes"), given])
+    await service.append_event(session, answer)
+    with pytest.raises(InvalidInputError, match="began with no message"):
+        await ask(service, None, instead_of="answered")
     branch, first = await ask(service, "one", instead_of="job")
     await service.redact_events(
         **OWNER, session_id=branch, invocation_id=first, state=True
