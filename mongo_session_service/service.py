@@ -1025,9 +1025,10 @@ class MongoSessionService(BaseSessionService):
             hooks=self._hooks,
         )
         backend = await self._backends.backend()
-        return await search.read_page(
+        sessions, _, following = await search.read_page(
             backend.storage, wanted, page_token, limit, with_state=with_state
         )
+        return SessionPage(sessions=sessions, next_page_token=following)
 
     @traced
     async def get_event(

@@ -68,6 +68,7 @@ _TOKEN_CACHE: Final = "_token_cache"  # noqa: S105  the end of a name
 _JSON_BEGINS: Final = frozenset('{["')
 _NAMES_IN_TEXT: Final = re.compile(r"""["'](\w{5,20})\\*["'](?:\s|\\+[nrt])*:""")
 """Names of fields in JSON, in JSON inside JSON, or in what resembles it."""
+_ESCAPE: Final = re.compile(r"\\{1,16}u([0-9a-fA-F]{4})")
 _WITHHELD: Final = "[withheld]"
 """In place of text that resembles JSON with secrets, and cannot be parsed."""
 
@@ -76,12 +77,8 @@ def json_text(fields: Mapping[str, Any]) -> str:
     """Write the public view of named events, deltas, states and values as JSON."""
     view = public_view(fields)
     text = json.dumps(view, ensure_ascii=False, separators=(",", ":"))
-    try:
-        if not text.isascii():  # which it knows; encoding makes a copy
-            text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(view, separators=(",", ":"))
-    return text
+    # It knows whether it is ASCII; encoding makes a copy.
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,15 +160,18 @@ def _is_cached(name: str, value: Any) -> bool:
 
 
 def _text_without_credentials(text: str) -> str:
-    is_json = text.lstrip()[:1] in _JSON_BEGINS
-    if not is_json or _SECRETS.isdisjoint(_NAMES_IN_TEXT.findall(text)):
+    if text.lstrip()[:1] not in _JSON_BEGINS:
         return text
-    try:
+    plain = _ESCAPE.sub(lambda it: chr(int(it[1], 16)), text)
+    is_named = not _SECRETS.isdisjoint(_NAMES_IN_TEXT.findall(plain))
+    if not is_named and plain == text:
+        return text
+    try:  # within it, names may be escaped once more
         value = json.loads(text)
         view = _without_credentials(value)
         return text if view == value else json.dumps(view, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return _WITHHELD
+        return _WITHHELD if is_named else text
 
 
 def _pick_without_secrets(

@@ -214,11 +214,11 @@ class AdkResources(SessionResources):
     async def list_whole(self, scope: OfUser) -> Response:
         """Lists all of a user's sessions, with their state and without events."""
         app_name, user_id = str(scope.app_name), str(scope.user_id)
-        async with self.answer_in_time():
+        async with self.reading(scope), self.answer_in_time():
             found = await self.service.list_sessions(app_name=app_name, user_id=user_id)
-        shown = [each for each in found.sessions if not is_of_evaluation(each.id)]
-        texts = [await session_json(each) for each in shown]
-        return self.answer(b"[%b]" % b",".join(texts))
+            shown = [each for each in found.sessions if not is_of_evaluation(each.id)]
+            texts = [await session_json(each) for each in shown]
+            return self.answer(b"[%b]" % b",".join(texts))
 
     async def create_session(
         self, scope: OfUser, asked: NewSession | None = None

@@ -27,6 +27,7 @@ from mongo_session_service.http.refusals import (
 )
 from mongo_session_service.http.session_routes import (
     AppName,
+    Keys,
     OutlineQuery,
     SessionQuery,
     SessionResources,
@@ -157,40 +158,29 @@ class AllSessions(SessionResources):
         router.add_api_route("/apps", self.list_apps)
         router.add_api_route("/apps/{app_name}/sessions", self.list_app)
         router.add_api_route("/apps/{app_name}/turns", self.list_turns)
-        router.add_api_route("/apps/{app_name}/changes", self.stream_app)
-        router.add_api_route("/changes", self.stream_everything)
+        router.add_api_route("/apps/{app_name}/changes", self.stream)
+        router.add_api_route("/changes", self.stream)
         return router
 
     async def list_apps(
         self, request: Request, *, include_eval: bool = False
     ) -> Response:
         """Lists the apps, with the latest session of each."""
-        found = []
+        shown = []
         query = SessionQuery(limit=_MAX_COUNT, include_eval=include_eval, families=True)
-        async with self.answer_in_time():
+        async with self.reading(self.within), self.answer_in_time():
             backend = await backends_of(self.service).backend()
             names = await search.list_apps(backend.storage)
             for name in filter(partial(lookup_id, "app_name"), names):
                 scope = Scope(name, self.within.user_id)
                 if self.within.app_name not in {None, name}:
                     continue
-                rows, token = await self.find_rows(scope, query)
-                found.append((name, rows, token is not None))
-            place = await self._place()
-        permitted = await at_once(
-            self._permitted_rows(request, rows) for _, rows, _ in found
-        )
-        shown = [
-            {
-                "app_name": name,
-                "sessions": len(rows),
-                "has_more": has_more,
-                "latest": rows[0],
-            }
-            for (name, _, has_more), rows in zip(found, permitted, strict=True)
-            if rows
-        ]
-        return self.listed({"apps": shown, **place})
+                rows, token = await self.find_rows(request, scope, query)
+                if rows:
+                    has_more = token is not None
+                    counted = {"sessions": len(rows), "has_more": has_more}
+                    shown.append({"app_name": name, **counted, "latest": rows[0]})
+            return self.listed({"apps": shown, **await self._place()})
 
     async def list_app(
         self,
@@ -200,11 +190,10 @@ class AllSessions(SessionResources):
     ) -> Response:
         """Lists an app's sessions, a page at a time."""
         scope = self._of_app(app_name)
-        async with self.answer_in_time():
-            rows, token = await self.find_rows(scope, query)
-            place = await self._place()
-        shown = await self._permitted_rows(request, rows)
-        return self.listed({"sessions": shown, "next_page_token": token, **place})
+        async with self.reading(scope), self.answer_in_time():
+            rows, token = await self.find_rows(request, scope, query)
+            found = {"sessions": rows, "next_page_token": token}
+            return self.listed(found | await self._place())
 
     async def list_turns(self, request: Request, app_name: AppName) -> Response:
         """Lists the sessions of an app whose turns run, are stopping or abandoned."""
@@ -213,26 +202,12 @@ class AllSessions(SessionResources):
             found = await self.service.find_turns(
                 app_name=scope.app_name, user_id=scope.user_id
             )
+        turns = {SessionKey(*turn[:3]): turn.status for turn in found}
         rows = [
-            {**SessionKey(*turn[:3])._asdict(), "status": turn.status} for turn in found
+            {**key._asdict(), "status": turns[key]}
+            for key in await self.permitted(request, [*turns])
         ]
-        permitted = await self._permitted_rows(request, rows)
-        return self.listed({"turns": permitted})
-
-    async def stream_app(
-        self,
-        request: Request,
-        app_name: AppName,
-        query: Annotated[OutlineQuery, Query()],
-    ) -> Response:
-        """Streams what happens to the sessions of an app from now on, in outlines."""
-        return await self._stream(request, self._of_app(app_name), query)
-
-    async def stream_everything(
-        self, request: Request, query: Annotated[OutlineQuery, Query()]
-    ) -> Response:
-        """Streams what happens to all sessions from now on, in outlines."""
-        return await self._stream(request, self.within, query)
+        return self.listed({"turns": rows})
 
     def _of_app(self, app_name: str) -> Scope:
         if self.within.app_name not in {None, app_name}:
@@ -252,12 +227,15 @@ class AllSessions(SessionResources):
             "database": place,
         }
 
-    async def _stream(
+    async def stream(
         self,
         request: Request,
-        scope: Scope,
-        query: OutlineQuery,
+        query: Annotated[OutlineQuery, Query()],
+        app_name: str | None = None,
     ) -> Response:
+        """Streams what happens to all sessions, or an app's, from now on: outlines."""
+        scope = self.within if app_name is None else self._of_app(app_name)
+
         async def permit() -> None:
             """Allow the stream: ``authorize`` is called for each change."""
 
@@ -270,13 +248,7 @@ class AllSessions(SessionResources):
             )
             return ChangeStream([outlines], opening.pop_all(), permit, self.limits)
 
-    async def _permitted_rows(
-        self, request: Request, rows: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        keys = (
-            SessionKey(*[each[name] for name in SessionKey._fields]) for each in rows
-        )
-        permitted = await at_once(
-            self.permission.permits(request, key, "read") for key in keys
-        )
-        return list(compress(rows, permitted))
+    @override
+    async def permitted(self, request: Request, keys: Keys, /) -> Keys:
+        may = await at_once(self.permission.permits(request, it, "read") for it in keys)
+        return list(compress(keys, may))

@@ -12,6 +12,7 @@ from collections.abc import (
     Collection,
     Iterable,
     Mapping,
+    Sequence,
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from typing import (
     cast,
     get_type_hints,
 )
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Depends, Header, Path, Query
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
@@ -83,7 +85,12 @@ from mongo_session_service.http.refusals import (
     refusals,
 )
 from mongo_session_service.model import results
-from mongo_session_service.model.metadata import ADK_METADATA, CONVERSATION, Details
+from mongo_session_service.model.metadata import (
+    ADK_METADATA,
+    CONVERSATION,
+    Details,
+    StoredDetails,
+)
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import (
     SessionPage,
@@ -96,7 +103,7 @@ from mongo_session_service.sessions import search
 from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.storage.tasks import Pace
 from mongo_session_service.turns.running_turns import RunningTurn
-from mongo_session_service.turns.turn import find_last_turn
+from mongo_session_service.turns.turn import find_last_turn, last_turn
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +112,6 @@ _EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
 
 _INTERRUPT_SECONDS: Final = 10.0
 """Seconds that a turn which is interrupted has to end."""
-
-_MOST_LOOKS: Final = 10
-"""Queries for one page of sessions, if evaluations made most of them."""
 
 _NOT_OF_CLIENTS: Final = (
     *(State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX),
@@ -193,6 +197,19 @@ _STREAMS: Final[dict[Any, type[Response]]] = {
     SessionChange: ChangeStream,
     Event: AnswerStream,
 }
+
+
+class SessionRow(SessionSummary):
+    """A session in a list."""
+
+    turn: TurnFields | None = None
+    """The turn that it has, or had last."""
+
+
+class SessionList(SessionPage):
+    """A page of sessions."""
+
+    sessions: list[SessionRow]  # type: ignore[assignment]
 
 
 class SessionQuery(Shape):
@@ -355,6 +372,7 @@ async def _scope(app_name: AppName, user_id: UserId) -> Scope:
     return Scope(check_id("app_name", app_name), check_id("user_id", user_id))
 
 
+Keys: TypeAlias = Sequence[SessionKey]
 Key: TypeAlias = Annotated[SessionKey, Depends(_key)]
 OfUser: TypeAlias = Annotated[Scope, Depends(_scope)]
 
@@ -470,11 +488,12 @@ class SessionResources:
         self.limits = backends_of(service).limits
         seconds = self.limits.http_authorize_seconds
         self.permission = PermissionChecker(authorize, seconds, within)
+        self._lists: WeakValueDictionary[Scope, asyncio.Lock] = WeakValueDictionary()
 
     def router(self) -> APIRouter:
         """Make the routes; see :func:`sessions_router`."""
         routes: list[Row] = [
-            ("list", "GET", "/sessions", self.list_sessions, SessionPage, 200),
+            ("list", "GET", "/sessions", self.list_sessions, SessionList, 200),
             ("read", "GET", _ONE, self.get_session, Session, 200),
             ("update", "PATCH", _ONE, self.update_session, SessionSummary, 200),
             ("delete", "DELETE", _ONE, self.delete_session, None, 200),
@@ -527,12 +546,12 @@ class SessionResources:
         return Depends(ask_of_user if action in {"list", "create"} else ask_of_session)
 
     async def list_sessions(
-        self, scope: OfUser, query: Annotated[SessionQuery, Query()]
+        self, request: Request, scope: OfUser, query: Annotated[SessionQuery, Query()]
     ) -> Response:
         """Lists a user's sessions, a page at a time; the latest first."""
-        async with self.answer_in_time():
-            rows, token = await self.find_rows(scope, query)
-        return self.listed({"sessions": rows, "next_page_token": token})
+        async with self.reading(scope), self.answer_in_time():
+            rows, token = await self.find_rows(request, scope, query)
+            return self.listed({"sessions": rows, "next_page_token": token})
 
     async def get_session(
         self, key: Key, query: Annotated[SessionRead, Query()]
@@ -541,10 +560,10 @@ class SessionResources:
         revision, since = query.at_revision, query.after_timestamp
         if revision is not None and since is not None:
             raise InvalidInputError("Give at_revision or afterTimestamp, not both.")
-        asked: dict[str, Any] = {**key.id}
-        asked["config"] = GetSessionConfig(
+        config = GetSessionConfig(
             num_recent_events=query.num_recent_events, after_timestamp=since
         )
+        asked: dict[str, Any] = {**key.id, "config": config}
         async with self.answer_in_time():
             if revision is None:
                 session = await self.service.get_session(**asked)
@@ -588,16 +607,22 @@ class SessionResources:
         forked = await self.service.fork_session(
             **key.id, at_revision=revision, config=NO_EVENTS
         )
-        rows = await self.find_by_id(key.app_name, key.user_id, forked.id)
-        if not rows:
-            raise session_not_found_error(forked.id)
-        return json_response(rows[0], 201)
+        return await self.created(key._replace(session_id=forked.id))
+
+    async def created(self, key: SessionKey) -> Response:
+        """Answer with the row of a new session."""
+        storage = (await backends_of(self.service).backend()).storage
+        page = await search.find_by_id(storage, *key)
+        if not page.sessions:
+            raise session_not_found_error(key.session_id)
+        return json_response(summary_fields(page.sessions[0]), 201)
 
     async def list_branches(self, key: Key) -> Response:
         """Lists the versions of a conversation: the family of a session."""
-        async with self.answer_in_time():
-            found = await self.service.find_branches(**key.id)
-        return self.listed({"branches": [each.model_dump() for each in found]})
+        async with self.reading(Scope(*key[:2])):
+            async with self.answer_in_time():
+                found = await self.service.find_branches(**key.id)
+            return self.listed({"branches": [each.model_dump() for each in found]})
 
     async def show_branch(self, key: Key) -> Response:
         """Has its family show a session, in each list and tab."""
@@ -665,8 +690,7 @@ class SessionResources:
             turn = await find_last_turn(backends_of(self.service), key)
         if turn is None:
             raise Refusal("no-turn", "This session has had no turn.")
-        fields = turn._asdict().items()
-        return json_response({name: it for name, it in fields if it is not None})
+        return json_response(turn_fields(turn))
 
     async def stop_turn(self, key: Key, stop: TurnStop | None = None) -> Response:
         """Stops the turn of a session, in whichever process it runs."""
@@ -728,8 +752,9 @@ class SessionResources:
         if key is None:
             await permit()
         else:
-            needed: tuple[Action, ...] = ("list", "read")
-            actions = await self.permission.permitted_actions(request, key, *needed)
+            actions = await self.permission.permitted_actions(
+                request, key, "list", "read"
+            )
         async with AsyncExitStack() as opening:
             if key is not None:
                 try:
@@ -836,56 +861,66 @@ class SessionResources:
         return outlines(subscription, may_send, first)
 
     async def find_rows(
-        self, scope: Scope, query: SessionQuery
+        self, request: Request, scope: Scope, query: SessionQuery
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Find a page of an app's or a user's sessions, and the token of the next."""
-        app_name, user_id, _ = scope
-        app_name = check_id("app_name", app_name)
-        if query.session_id is not None:
-            session_id = check_id("session_id", query.session_id.strip())
-            found = await self.find_by_id(
-                app_name, user_id, session_id, families=query.families
-            )
-            return found, None
+        """Find a page of an app's or a user's sessions, and the token of the next.
+
+        What may not be shown is passed over, so that no row or token depends on it.
+        """
+        storage = (await backends_of(self.service).backend()).storage
+        labels = dict(each.split("=", 1) for each in query.label) or None
+        asked = query.model_dump(include={"order_by", "families"})
+        wanted = search.new_search(
+            *scope[:2],
+            StoredDetails.given(is_new=True, title=query.title, labels=labels),
+            None,
+            newest_first=True,
+            hooks=storage.hooks,
+            waiting=query.waiting or None,
+            **asked,
+        )
         rows: list[dict[str, Any]] = []
-        token = query.page_token
-        for _ in range(_MOST_LOOKS):
-            page = await self.service.find_sessions(
-                app_name=app_name,
-                user_id=user_id,
-                title=query.title,
-                labels=dict(each.split("=", 1) for each in query.label) or None,
-                waiting=True if query.waiting else None,
-                families=query.families,
-                order_by=query.order_by,
-                with_state=False,
-                limit=query.limit - len(rows),
-                page_token=token,
-            )
-            rows += [
-                summary_fields(each)
+        token, limit, size = query.page_token, query.limit + 1, 0
+        if token is not None:
+            place = await search.find_place(storage, token, wanted)
+            token = search.page_token_after(place, wanted)
+        while True:
+            if query.session_id is None:
+                page = await search.read_page(
+                    storage, wanted, token, limit, looks_ahead=False
+                )
+            else:
+                id_ = check_id("session_id", query.session_id.strip())
+                owner = str(scope.app_name), scope.user_id
+                page = await search.find_by_id(
+                    storage, *owner, id_, families=query.families
+                )
+            found = {
+                SessionKey(each.app_name, each.user_id, each.id): each
                 for each in page.sessions
                 if query.include_eval or not is_of_evaluation(each.id)
-            ]
-            token = page.next_page_token
-            if token is None or len(rows) == query.limit:
-                break
-        return rows, token
+            }
+            for key in await self.permitted(request, [*found]):
+                is_full = len(rows) >= query.limit or size > self.limits.http_page_bytes
+                if is_full and query.session_id is None:
+                    return rows, search.page_token_after(place, wanted)
+                record, row = page.records[key], summary_fields(found[key])
+                if (turn := last_turn(storage, record)) is not None:
+                    row["turn"] = turn_fields(turn)
+                rows.append(row)
+                size += len(str(row))
+                place = search.without_ids(wanted.place_of(record.document))
+            token, limit = page.next_page_token, MAX_PAGE
+            if token is None:
+                return rows, None
 
-    async def find_by_id(
-        self,
-        app_name: str,
-        user_id: str | None,
-        session_id: str,
-        *,
-        families: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Find the sessions of an app, or of a user of it, that have an id."""
-        backend = await backends_of(self.service).backend()
-        found = await search.find_by_id(
-            backend.storage, app_name, user_id, session_id, families=families
-        )
-        return [summary_fields(each) for each in found]
+    async def permitted(self, _: Request, keys: Keys, /) -> Keys:
+        """Pick the sessions that may be in a list; who may list a user's may all."""
+        return keys
+
+    def reading(self, scope: Scope) -> asyncio.Lock:
+        """Held while a list is read: of a user's, one at a time is in memory."""
+        return self._lists.setdefault(scope, asyncio.Lock())
 
     def listed(self, fields: Mapping[str, object]) -> Response:
         """Answer with a list, which titles and labels may make large."""
@@ -909,6 +944,10 @@ class SessionResources:
             late = f"no answer within {seconds:g} seconds"
             error = StorageUnavailableError(f"MongoDB gave {late}.")
             raise (backend.storage.late_error(late) if backend else error) from None
+
+
+def turn_fields(turn: results.TurnInfo) -> dict[str, Any]:
+    return {name: it for name, it in turn._asdict().items() if it is not None}
 
 
 def is_of_evaluation(session_id: str) -> bool:
@@ -956,9 +995,7 @@ async def session_json(session: Session) -> bytearray:
 
     It empties the session, so that little more memory is needed than for its text.
     """
-    names = {it.alias or name: name for name, it in Session.model_fields.items()}
-    del names["events"]
-    fields = {alias: getattr(session, name) for alias, name in names.items()}
+    fields = session.model_dump(by_alias=True, exclude={"events"})
     begun = public_view.json_text(fields).removesuffix("}").encode()
     text, pace, events = bytearray(begun + b',"events":['), Pace(), session.events[::-1]
     session.events.clear()

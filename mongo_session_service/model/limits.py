@@ -105,7 +105,7 @@ class Limits:
     http_unread_bytes: int = 8_000_000
     """Bytes of changes that may wait for the reader of a stream."""
     http_page_bytes: int = 1_000_000
-    """Bytes of JSON after which a page of events ends."""
+    """Bytes of JSON after which a page of events, or of sessions, ends."""
     prune_batch: int = 40
     """Sessions that ``prune`` examines together; fewer than one step removes."""
 

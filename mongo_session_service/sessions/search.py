@@ -24,8 +24,8 @@ from mongo_session_service.model.metadata import (
     StoredDetails,
     check_short,
 )
-from mongo_session_service.model.records import Document
-from mongo_session_service.model.results import SessionPage, SessionSummary
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import (
     check_choice,
     check_flag,
@@ -227,7 +227,7 @@ def page_token_after(place: PagePlace, search: Search) -> str:
     The digest is no secret: it detects mistakes. A caller who computes one can choose
     where a page begins, in a search that they may make anyway.
     """
-    content = bson.encode(place._asdict())
+    content = bson.encode(dict(zip("tus", place, strict=True)))
     # BSON begins with its length, so no two pairs give the same bytes.
     digest = blake2b(content + search.bytes, digest_size=_DIGEST).digest()
     return base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
@@ -248,11 +248,42 @@ def _decode_token(text: str) -> PagePlace | None:
     """Decode a token; None if it has other fields or types."""
     try:
         content = base64.urlsafe_b64decode(text + "==")[_DIGEST:]
-        place = PagePlace(**bson.decode(content))
+        place = PagePlace(*bson.decode(content).values())
     except (ValueError, TypeError, BSONError):
         return None
     is_time = isinstance(place[0], int | float) and not isinstance(place[0], bool)
     return place if is_time and {*map(type, place[1:])} == {str} else None
+
+
+def without_ids(place: PagePlace) -> PagePlace:
+    """A place that names nobody, for who may not see all that a search finds."""
+    digest = blake2b(bson.encode(place._asdict())).digest()
+    return place._replace(user_id=str(int.from_bytes(digest)), session_id="")
+
+
+async def find_place(storage: Storage, page_token: str, search: Search) -> PagePlace:
+    """Find the place of a token without ids.
+
+    If its session is gone, the page begins with those of the same time.
+    """
+    given = place_in_token(page_token, search)
+    conditions = [search.filter, {search.order_by: given.time}]
+    there = replace(search, filter={"$and": conditions})
+    query = there.page_query(None, 0, storage.clock.now())
+    named = replace(query, limit=None, fields=(search.order_by,))
+    (found,) = await storage.read(named)
+    for place in map(search.place_of, found):
+        if without_ids(place) == given:
+            return place
+    first = "\U0010ffff" if search.newest_first else ""
+    return PagePlace(given.time, first, first)
+
+
+class Page(NamedTuple):
+    sessions: list[SessionSummary]
+    records: dict[SessionKey, SessionRecord]
+    """What is stored of these."""
+    next_page_token: str | None = None
 
 
 async def read_page(
@@ -261,20 +292,22 @@ async def read_page(
     page_token: object,
     limit: int,
     *,
-    with_state: bool,
-) -> SessionPage:
+    with_state: bool = False,
+    looks_ahead: bool = True,
+) -> Page:
     """Read the first page, or that of a token, without what cannot be read.
 
     It is shorter if its sessions, or the states that they share, fill a reply of 16 MB.
+    Unless it looks ahead, the next page may be empty.
     """
     after = None if page_token is None else place_in_token(page_token, search)
-    now = storage.clock.now()
+    now, most = storage.clock.now(), limit + looks_ahead
     unread = STATES[1:] if with_state else STATES
-    wanted = [replace(search.page_query(after, limit + 1, now), without=unread)]
+    wanted = [replace(search.page_query(after, most, now), without=unread)]
     if after is None:
         wanted.append(replace(search.damaged_query(limit, now), fields=HEAD))
     found, *damaged = answer = await storage.read(*wanted, whole=False)
-    page, has_more = found[:limit], len(found) > limit or not answer.is_whole
+    page, has_more = found[:limit], len(found) == most or not answer.is_whole
     records = [*SessionRecord.read_all(chain(page, *damaged))]  # it warns
     states = None
     if with_state and records:
@@ -292,7 +325,7 @@ async def read_page(
     following = None
     if has_more and page:
         following = page_token_after(search.place_of(page[-1]), search)
-    return SessionPage(sessions=summaries, next_page_token=following)
+    return Page(summaries, {each.key: each for each in records}, following)
 
 
 _SAME_ID: Final = 50
@@ -372,7 +405,7 @@ async def find_by_id(
     session_id: str,
     *,
     families: bool = False,
-) -> list[SessionSummary]:
+) -> Page:
     """Find an app's sessions with an id, 50 at most; of any user if none is given.
 
     With ``families``, those that their family does not show are left out.
@@ -388,6 +421,7 @@ async def find_by_id(
     wanted |= queries.visible_filter(storage.clock.now())
     query = Query("sessions", wanted, limit=_SAME_ID, without=STATES)
     (found,) = await storage.read(query)
-    records = [*SessionRecord.read_all(found)]
-    sizes = await branches.count_families(storage, records)
-    return [*documents.summaries(records, storage.hooks, families=sizes)]
+    records = {each.key: each for each in SessionRecord.read_all(found)}
+    sizes = await branches.count_families(storage, records.values())
+    known = documents.summaries(records.values(), storage.hooks, families=sizes)
+    return Page([*known], records)

@@ -49,7 +49,12 @@ from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import NO_EVENTS
 from mongo_session_service.sessions.reads import find_head, missing_session_error
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.lease import Lease, LeaseRenewer, lease_is_free
+from mongo_session_service.storage.lease import (
+    Lease,
+    LeaseRenewer,
+    lease_has_expired,
+    lease_is_free,
+)
 from mongo_session_service.storage.statements import Query, TooLateError, Update
 from mongo_session_service.storage.tasks import uninterrupted
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation
@@ -483,32 +488,22 @@ async def find_turns(
 ) -> list[TurnInfo]:
     """Find turns, in the order of app, user and session."""
     where = turns_filter(app_name, user_id, status, storage.clock.now())
-    turns = await _read_turns(storage, where)
-    return sorted(each for each in turns if status in {None, each.status})
+    (found,) = await storage.read(Query("sessions", where, fields=("turn", *HEAD)))
+    turns = (last_turn(storage, each) for each in SessionRecord.read_all(found))
+    return sorted(each for each in turns if each and status in {None, each.status})
 
 
 async def find_last_turn(backends: Backends, key: SessionKey) -> TurnInfo | None:
     """Find the turn that a session has, or had last; None if it never had one."""
     storage = (await backends.backend()).storage
-    where = {"_id": key.id, **queries.visible_filter(storage.clock.now())}
-    found = await _read_turns(storage, where)
-    return found[0] if found else None
+    head = await find_head(storage, key)
+    return None if head is None else last_turn(storage, head)
 
 
-async def _read_turns(storage: Storage, where: Document) -> list[TurnInfo]:
-    fields = {
-        **dict.fromkeys(("turn", *HEAD), 1),
-        "is_free": lease_is_free(storage, "turn."),
-    }
-    (found,) = await storage.read(
-        Query("sessions", where, then=({"$project": fields},))
-    )
-    free = {repr(each["_id"]): each["is_free"] for each in found}
-    turns = [
-        each.turn_info(is_free=free[repr(each.key.id)])
-        for each in SessionRecord.read_all(found)
-    ]
-    return [each for each in turns if each is not None]
+def last_turn(storage: Storage, record: SessionRecord) -> TurnInfo | None:
+    """The turn that a session has, or had last, by the service's clock."""
+    is_free = lease_has_expired(storage, record.turn, storage.clock.now())
+    return record.turn_info(is_free=is_free)
 
 
 def turns_filter(

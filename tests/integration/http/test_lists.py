@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -15,7 +18,9 @@ from support.subscriptions import IDS, new_event
 from support.waiting import ask
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.changes.routing import Scope
 from mongo_session_service.http import live_app
+from mongo_session_service.http.session_routes import SessionResources
 
 
 @pytest.fixture
@@ -149,6 +154,118 @@ async def test_a_sessions_events_come_in_pages(
     assert await revisions(limit=3, after_revision=2) == ([3, 4, 5], False)
     assert await revisions(limit=2, newest_first="true") == ([5, 4], True)
     assert await revisions(newest_first="true", before_revision=2) == ([1], False)
+
+
+async def walk(url: str, **query: Any) -> tuple[list[list[str]], list[str]]:
+    """The ids on each page of one session, and what the tokens of the pages hold."""
+    pages, tokens, token = [], [], None
+    while token or not pages:
+        more = {} if token is None else {"page_token": token}
+        page = (await asked(url, **query, **more, limit=1)).json()
+        pages.append(ids(page))
+        token = page["next_page_token"]
+        tokens.append(base64.urlsafe_b64decode((token or "") + "==").decode("latin-1"))
+    return pages, tokens
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{}, {"title": "T"}, {"label": "k=v"}, {"waiting": "true"}, {"families": "true"}],
+)
+async def test_what_is_hidden_shapes_no_page(
+    service: MongoSessionService, query: dict[str, str]
+) -> None:
+    """Whether others have such sessions is seen in no row, token or number of pages."""
+    for number in range(9):
+        hidden = {} if number in {2, 5} else {"user_id": f"eve{number}@example.com"}
+        session = await create(
+            service, f"s{number}", title="T", labels={"k": "v"}, **hidden
+        )
+        await service.append_event(session, ask(f"c{number}"))
+    app = live_app(service, authorize=lambda _, *, user_id, **__: user_id == "user")
+    async with serving(app) as tool:
+        pages, tokens = await walk(f"{tool}/apps/app/sessions", **query)
+        (listed,) = (await asked(f"{tool}/apps")).json()["apps"]
+
+    assert pages == [["s5"], ["s2"]]
+    assert tokens[1] == ""
+    assert not any(each in tokens[0] for each in ("eve", "user", "s5", "s4"))
+    assert (listed["sessions"], listed["has_more"]) == (2, False)
+    assert listed["latest"]["session_id"] == "s5"
+
+
+async def test_evaluations_shape_no_page(
+    service: MongoSessionService, url: str
+) -> None:
+    """Each page but the last is full, and only the last has no token."""
+    for session_id in ("a", *(f"adk-eval-session-{n}" for n in range(15)), "b"):
+        await create(service, session_id)
+    assert (await walk(url))[0] == [["b"], ["a"]]
+
+
+@pytest.mark.limits(http_page_bytes=1000)
+async def test_a_list_of_large_rows_is_shorter(
+    service: MongoSessionService, url: str
+) -> None:
+    """It ends after so many bytes, and the next page has the others."""
+    for number in range(4):
+        await create(service, f"s{number}", labels={"k": "v" * 250, "l": "v" * 250})
+    first = (await asked(url)).json()
+    rest = await listed(url, page_token=first["next_page_token"])
+    assert (ids(first), rest) == (["s3", "s2"], ["s1", "s0"])
+
+
+@pytest.mark.parametrize("path", ["sessions", "sessions/s/branches"])
+async def test_a_users_lists_are_read_one_after_the_other(
+    service: MongoSessionService,
+    url: str,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that many at once hold little; others' lists are read meanwhile."""
+    for user in ("user", "other"):
+        await create(service, "s", user_id=user)
+    begun, released, reads = asyncio.Event(), asyncio.Event(), list[str]()
+    lock_of = SessionResources.reading
+
+    @asynccontextmanager
+    async def reading(self: SessionResources, scope: Scope) -> AsyncIterator[None]:
+        async with lock_of(self, scope):
+            reads.append(scope.user_id or "")
+            begun.set()
+            if scope.user_id == "user":
+                await released.wait()
+            yield
+
+    monkeypatch.setattr(SessionResources, "reading", reading)
+    users = url.removesuffix("/user/sessions")
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(asked(f"{users}/user/{path}")) for _ in range(5)]
+        await begun.wait()
+        assert (await asked(f"{users}/other/{path}")).status_code == 200
+        assert reads == ["user", "other"]
+        released.set()
+    assert [each.result().status_code for each in waiting] == [200] * 5
+
+
+async def test_a_row_has_the_turn_of_its_session(
+    service: MongoSessionService, url: str
+) -> None:
+    """As its own route has it: one that runs, one that ended; or none."""
+    for session_id in ("never", "ended", "runs"):
+        await create(service, session_id)
+    async with service.turn(**IDS, session_id="ended"):
+        pass
+    async with service.turn(**IDS, session_id="runs"):
+        rows = (await asked(url)).json()["sessions"]
+        turns = [await asked(f"{url}/{each}/turn") for each in ("runs", "ended")]
+    assert [each.get("turn") for each in rows] == [*(it.json() for it in turns), None]
+    assert [each.get("turn", {}).get("status") for each in rows] == [
+        "running",
+        "ended",
+        None,
+    ]
+    assert rows[0]["turn"]["epoch"] == 1
 
 
 @pytest.mark.limits(http_page_bytes=1000)

@@ -81,7 +81,7 @@ async def test_a_stream_whose_history_is_read_holds_nothing(url: str) -> None:
 @pytest.mark.parametrize(
     "path", [SESSION, EVENTS, f"{CHANGES}?history=all", f"{USER}/sessions?limit=200"]
 )
-@pytest.mark.limits(http_unread_seconds=0.01)
+@pytest.mark.limits(http_unread_seconds=0.01, http_page_bytes=10**8)
 async def test_a_reader_that_takes_too_little_is_cut_off(
     service: MongoSessionService,
     url: str,

@@ -18,6 +18,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.metadata import StoredDetails
+from mongo_session_service.service import backends_of
 from mongo_session_service.sessions import search
 from mongo_session_service.sessions.branches import FAMILY
 from mongo_session_service.sessions.search import PagePlace
@@ -241,6 +242,35 @@ def test_a_forged_place_has_the_types_of_one() -> None:
         forged = base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
         with pytest.raises(InvalidInputError, match="not returned by this search"):
             search.place_in_token(forged, found)
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+@pytest.mark.usefixtures("sessions")
+async def test_a_token_without_ids_leads_to_its_place(
+    service: MongoSessionService, newest_first: Any
+) -> None:
+    """To one of those of the same time, or, if it is gone, before all of these."""
+    storage = (await backends_of(service).backend()).storage
+    found = new_search(
+        "app", None, "T3", None, None, newest_first=newest_first, hooks=NO_HOOKS
+    )
+    page = await search.read_page(storage, found, None, 9)
+    places = [found.place_of(each.document) for each in page.records.values()]
+    gone = PagePlace(MOMENT, "eve", "s1")
+
+    async def led_to(place: PagePlace) -> PagePlace:
+        token = search.page_token_after(search.without_ids(place), found)
+        content = base64.urlsafe_b64decode(token + "==")
+        assert not any(it in content for it in (b"ada", b"bob", b"eve", b"s1"))
+        return await search.find_place(storage, token, found)
+
+    assert [await led_to(each) for each in places] == places
+    others = [PagePlace(MOMENT, user, "s") for user in ("ada", "zoe")]
+    place = await led_to(gone)
+    assert all((each < place) == newest_first for each in others)
+    token = search.page_token_after(search.without_ids(gone), found)
+    with pytest.raises(InvalidInputError, match="not returned by this search"):
+        await service.find_sessions(app_name="app", page_token=token)
 
 
 @pytest.mark.parametrize("key", ["text", "user:text"])

@@ -285,7 +285,7 @@ async def test_what_was_trimmed(service: MongoSessionService) -> None:
 
 
 async def test_what_has_no_message(service: MongoSessionService) -> None:
-    """An invocation that an agent or an answer began, or that was redacted, needs one."""
+    """One that an agent or an answer began, or that was redacted, needs a message."""
     session = await service.create_session(**IDS)
     await service.append_event(session, Event(author="agent", invocation_id="job"))
     with pytest.raises(InvalidInputError, match="began with no message"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -89,6 +90,8 @@ def test_fields_that_are_no_secret_stay() -> None:
         "{ if (secret) { return token; } }",
         '{"client_id": "mine", "cut off',
         '"Hello", she said.',
+        "[see C:\\users\\u00e9ric]",
+        '["\\u0041 bc", "caf\\u00e9"]',
         "[" * 100_000,
         '{"a": ' * 100_000,
     ],
@@ -97,6 +100,46 @@ def test_text_without_credentials_stays_as_it_is(text: str) -> None:
     """Prose, code and a tool's own JSON, to the character."""
     assert sent(change(state={"k": text}))["state"] == {"k": text}
     assert not change(state={"k": text}).is_withheld
+
+
+def escaped(text: str, letters: str = "[a-z_]") -> str:
+    """The same JSON, with its letters as escapes."""
+    return re.sub(letters, lambda it: f"\\u{ord(it[0]):04X}", text)
+
+
+def forms_of_escapes() -> Iterator[str]:
+    bearer = {"access_token": "hunter2", "token_type": "Bearer"}
+    parked = {"authType": "apiKey", "apiKey": "hunter2"}
+    for text in map(json.dumps, (bearer, [parked])):
+        whole = escaped(text)
+        yield whole
+        yield json.dumps({"inside": whole})
+        yield json.dumps([escaped(json.dumps({"inside": whole}))])
+        yield json.dumps(whole)
+        yield escaped(text, "k").replace("006B", "006b")
+        yield f'{{"inside": "{escaped(text, ".")}"}}'
+        yield whole[:-1]  # which cannot be parsed
+
+
+def holds_secret(value: Any) -> bool:
+    """Whether who reads all JSON in all text of a value comes upon it."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return any(map(holds_secret, inner))
+    try:
+        return holds_secret(json.loads(value))
+    except ValueError:
+        plain = re.sub(r"\\u(....)", lambda it: chr(int(it[1], 16)), value)
+        return "hunter2" in plain
+
+
+@pytest.mark.parametrize("text", [*forms_of_escapes()])
+def test_a_name_that_is_escaped_hides_no_secret(text: str) -> None:
+    """Whichever of its letters are, and however deep in text it is."""
+    it = change(state={"k": text, "deep": [{"k": text}]})
+    assert holds_secret(it.state)
+    assert not holds_secret(sent(it)["state"])
+    assert it.is_withheld
 
 
 def test_numbers_and_removals_of_token_caches_are_sent() -> None:
