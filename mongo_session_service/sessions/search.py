@@ -269,9 +269,8 @@ async def find_place(storage: Storage, page_token: str, search: Search) -> PageP
     given = place_in_token(page_token, search)
     conditions = [search.filter, {search.order_by: given.time}]
     there = replace(search, filter={"$and": conditions})
-    query = there.page_query(None, 0, storage.clock.now())
-    named = replace(query, limit=None, fields=(search.order_by,))
-    (found,) = await storage.read(named)
+    query = there.page_query(None, 2**31 - 1, storage.clock.now())
+    (found,) = await storage.read(replace(query, fields=(search.order_by,)))
     for place in map(search.place_of, found):
         if without_ids(place) == given:
             return place
