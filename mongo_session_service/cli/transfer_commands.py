@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -57,8 +56,6 @@ if TYPE_CHECKING:
 _AGAIN: Final = "Progress is kept; run the same command again to resume."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
 _CHECK: Final = "Check the database, --prefix, --app, --user and --session."
-_EXAMPLE: Final = 74
-"""Columns of an example, so that the help fits into 80."""
 _MARGIN: Final = 3600
 """Seconds by which an event may be stored later than its own time."""
 
@@ -405,14 +402,7 @@ def _add(
     advice: str,
 ) -> None:
     sentence = f"{doing} {kind.what}."
-    lines = textwrap.wrap(
-        f"mongo-session-service {group.name} {kind.example} mongodb://localhost/adk",
-        _EXAMPLE,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    example = " \\\n  ".join(lines)  # as a shell takes it
+    example = f'mongo-session-service {group.name} {kind.example} "$MONGODB_URI"'
     text = f"{sentence}\n\n\b\nExample:\n  {example}"
 
     @group.command(kind.name, short_help=sentence, help=text)

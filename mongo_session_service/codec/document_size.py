@@ -14,6 +14,8 @@ from mongo_session_service.model.records import Append, NewSession
 MAX_DOCUMENT_BYTES: Final = 15_500_000
 """Below the server's 16 MiB, which leaves room for ids and a change's envelope."""
 
+_MOST_STORED: Final = 16 * 2**20
+
 _MAX_COMMAND_ID_BYTES: Final = 4_000_000
 """Bytes of ``_id``s in one command, which may name each of them twice."""
 
@@ -65,6 +67,12 @@ def check_initial_state(fields: Mapping[str, Any]) -> int:
     return size
 
 
+def check_stored(state: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    """Refuse a document that MongoDB does not take, for a state that has grown."""
+    if (size := len(bson.encode(document))) > _MOST_STORED:
+        raise _too_large(f"The state ({_largest_field(state)})", size, _MOST_STORED)
+
+
 def outgrown_error(write: Append | NewSession) -> DocumentTooLargeError:
     """Return the error of a write whose state does not fit beside what is stored."""
     key, delta = write.key, write.delta
@@ -82,10 +90,12 @@ def outgrown_error(write: Append | NewSession) -> DocumentTooLargeError:
     )
 
 
-def _too_large(what: str, size: int) -> DocumentTooLargeError:
+def _too_large(
+    what: str, size: int, most: int = MAX_DOCUMENT_BYTES
+) -> DocumentTooLargeError:
     return DocumentTooLargeError(
         f"{what} takes {size / 1e6:.1f} MB; a document may have"
-        f" {MAX_DOCUMENT_BYTES / 1e6:.1f} MB. {_REMEDY}"
+        f" {most / 1e6:.1f} MB. {_REMEDY}"
     )
 
 

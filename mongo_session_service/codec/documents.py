@@ -171,7 +171,8 @@ def encode_state(
 ) -> tuple[dict[str, Any], int]:
     """Encode the state of one app, user or session for storage; return its size, too.
 
-    Its keys have no prefix; those of a session that have one are left out.
+    Its keys have no prefix; those of a session that have one are left out. It may have
+    grown to any size that MongoDB takes.
     """
     shown = {
         owner.prefix + key if isinstance(key, str) else key: value
@@ -181,7 +182,7 @@ def encode_state(
     parts = _scopes(bson_values.encode_values(stored))
     by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
     fields = by_prefix.get(owner.prefix, parts.session)
-    return fields, document_size.check_initial_state(fields)
+    return fields, len(bson.encode(fields))
 
 
 def encode_event_fields(event: Event) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
@@ -66,20 +66,42 @@ def _validator() -> SchemaValidator:
     return Event.__pydantic_validator__  # type: ignore[return-value]
 
 
-def _plain_schema(schema: Any) -> Any:
-    """A schema of pydantic's without checks and initialisation in Python."""
+def build_known_event(fields: dict[str, Any]) -> Event:
+    """Build an event as :func:`build_event` does, if that has all of these fields.
+
+    ADK leaves out what it does not know, such as what a later release has stored.
+    """
+    event: Event = _strict_validator().validate_python(fields)
+    return event
+
+
+@cache
+def _strict_validator() -> SchemaValidator:
+    schema = _plain_schema(Event.__pydantic_core_schema__, is_strict=True)
+    return SchemaValidator(schema, None, False)  # noqa: FBT003
+
+
+def _plain_schema(schema: Any, *, is_strict: bool = False) -> Any:
+    """A schema of pydantic's without checks and initialisation in Python.
+
+    If it is strict, no model in it ignores a field that it does not have.
+    """
+    plain_part = partial(_plain_schema, is_strict=is_strict)
     if isinstance(schema, list | tuple):
-        return type(schema)(map(_plain_schema, schema))
+        return type(schema)(map(plain_part, schema))
     if not isinstance(schema, dict):
         return schema
     function = schema.get("function")
     if isinstance(function, dict) and (
         getattr(function["function"], "__name__", None) in _CHECKS
     ):
-        return _plain_schema(schema["schema"])
-    plain = {name: _plain_schema(each) for name, each in schema.items()}
+        return plain_part(schema["schema"])
+    plain = {name: plain_part(each) for name, each in schema.items()}
     if plain.get("cls") in _INITIALIZED:
         plain["custom_init"] = False
+    extra = plain.get("config", {}).get("extra_fields_behavior", "ignore")
+    if is_strict and plain.get("type") == "model" and extra == "ignore":
+        plain["config"] |= {"extra_fields_behavior": "forbid"}
     return plain
 
 

@@ -620,7 +620,7 @@ class AdkMongoDbSource(BaseSource):
                 yield header
             elif selection.takes(header.key, header.update_time):
                 yield header
-                async for event in self._events(header.key):
+                async for event in self._events(header.key, each):
                     yield event
 
     def _header(self, document: Document) -> SessionHeader | Problem:
@@ -630,19 +630,26 @@ class AdkMongoDbSource(BaseSource):
             return Problem(place, "it does not name app, user and session")
         return header_of(document)
 
-    async def _events(self, key: SessionKey) -> AsyncGenerator[Event | Problem]:
+    async def _events(
+        self, key: SessionKey, read: Document
+    ) -> AsyncGenerator[Event | Problem]:
+        """The events of a session up to the revision at which it was read."""
         order = dict.fromkeys(("timestamp", "revision"), 1)
-        query = Query("events", key.id, order=order, limit=_ROWS_TOGETHER)
-        page: list[Document] = []
+        log = {**key.id, "revision": {"$lte": read["revision"]}}
+        query = Query("events", log, order=order, limit=_ROWS_TOGETHER)
+        session = Query("sessions", {"_id": read["_id"]}, fields=("create_time",))
         while True:
-            (page,) = await self._storage.read(query, patient=True)
+            page, now = await self._storage.read(query, session, patient=True)
+            if [each.get("create_time") for each in now] != [read.get("create_time")]:
+                yield Problem(session_text(key), "it was deleted meanwhile")
+                return
             for each in page:
                 yield whole_event_of(f"event {each['_id']!r}", each.get("event_data"))
             if len(page) < _ROWS_TOGETHER:
-                break
+                return
             last = {name: page[-1].get(name) for name in order}
             later = [
                 {"timestamp": {"$gt": last["timestamp"]}},
                 {**last, "revision": {"$gt": last["revision"]}},
             ]
-            query = replace(query, filter={**key.id, "$or": later})
+            query = replace(query, filter={"$and": [log, {"$or": later}]})

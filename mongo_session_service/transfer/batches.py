@@ -10,10 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+import bson
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.codec.document_size import check_initial_state
+from mongo_session_service.codec.document_size import (
+    MAX_DOCUMENT_BYTES,
+    check_stored,
+)
 from mongo_session_service.codec.documents import (
     decode_state,
     encode_append,
@@ -23,8 +27,9 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.record import COPIED_BY
+from mongo_session_service.codec.waiting_calls import REDACTED, waiting_calls
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
-from mongo_session_service.model.metadata import StoredDetails, display_name
+from mongo_session_service.model.metadata import NO_DETAILS, StoredDetails
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -33,6 +38,7 @@ from mongo_session_service.model.records import (
     SessionKey,
     session_key,
 )
+from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import infer_initial_state
@@ -60,8 +66,11 @@ class EncodedSession:
     """The source's, without white space around its session's id."""
     header: SessionHeader
     state: Document
+    own_size: int
+    """Bytes of its state and its initial state."""
     size: int
-    details: StoredDetails | None = None
+    """And of the events of this part."""
+    details: StoredDetails = NO_DETAILS
     initial: Document | None = None
     """The initial state; None if the source does not have it."""
     appends: list[Append] = field(default_factory=list)
@@ -70,12 +79,12 @@ class EncodedSession:
     began: float | None = None
     """The time of the first event."""
     is_last: bool = True
-    display_name: str | None = None
-    """Its title, if the source does not record its details."""
     changed: set[str] = field(default_factory=set)
     """The state keys that its events have set so far."""
-    has_asked: bool = False
-    """Whether one of its events so far asks people for something."""
+    asked: set[WaitingCall] = field(default_factory=set)
+    """What its events so far ask of people."""
+    redacted: set[int] = field(default_factory=set)
+    """The revisions, so far, of events that do not show any more what they asked."""
 
     @property
     def revision(self) -> int:
@@ -107,13 +116,16 @@ class EncodedSession:
 
     def session_document(self) -> Document:
         """Build the session's document, which is stored after all events."""
-        return {
+        document = {
             **session_document(self.as_new_session()),
             "state": self.state,
             "revision": self.revision,
             "update_time": self.header.update_time,
-            COPIED_BY: "import",
         }
+        has_room = (
+            self.size < MAX_DOCUMENT_BYTES
+        )  # else it may be full to the last byte
+        return document | {COPIED_BY: "import"} if has_room else document
 
     def as_new_session(self) -> NewSession:
         """Return the session as it was created; a missing initial state is inferred."""
@@ -128,8 +140,8 @@ class EncodedSession:
             self.key,
             create_time,
             ScopedState(session=initial),
-            check_initial_state(initial),
-            self.details or StoredDetails(title=self.display_name),
+            len(bson.encode(initial)),
+            self.details,
             header.log_begins,
             header.forked_from,
         )
@@ -141,7 +153,7 @@ class EncodedSession:
             self.header,
             key=self.key,
             state=decode(self.state),
-            details=self.details,
+            details=self.header.details and self.details,
             initial=None if self.initial is None else decode(self.initial),
             revision=self.revision,
         )
@@ -149,12 +161,12 @@ class EncodedSession:
     @property
     def family(self) -> Document:
         """Its place in one, if it is a version of a message; known of the last part."""
-        return self.details.branch if self.is_last and self.details else {}
+        return self.details.branch if self.is_last else {}
 
     def next_part(self) -> EncodedSession:
         self.is_last = False
-        size = self.size - sum(append.size for append in self.appends)
-        return replace(self, size=size, appends=[], offset=self.revision, is_last=True)
+        size, offset = self.own_size, self.revision
+        return replace(self, size=size, appends=[], offset=offset, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,20 +285,22 @@ class BatchEncoder:
             if header.initial is not None:
                 initial, more = encode_state(header.initial, owner, self._hooks)
                 size += more
-            details, name = header.details, None
+            details = header.details or NO_DETAILS
             if self._hooks.is_missing:
-                details = details and details.with_display_name(header.state)
-                name = display_name(header.state)
-            self._current = EncodedSession(
+                details = details.with_display_name(header.state)
+            current = EncodedSession(
                 key,
                 replace(header, state={}, initial=None),  # which are encoded now
                 state,
                 size,
+                size,
                 details,
                 initial,
                 offset=header.log_begins,
-                display_name=name,
             )
+            if size > MAX_DOCUMENT_BYTES:
+                check_stored(state, current.session_document())
+            self._current = current
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None
@@ -326,7 +340,9 @@ class BatchEncoder:
             self._current = current = rest
         current.appends.append(append)
         current.changed |= append.delta.session.keys()
-        current.has_asked |= bool(append.waiting.asks)
+        current.asked.update(waiting_calls([(current.revision, append.waiting)]))
+        if REDACTED in (event.custom_metadata or {}):
+            current.redacted.add(current.revision)
         current.size += append.size
 
     def _add_state(self, shared: SharedState) -> None:
@@ -337,7 +353,11 @@ class BatchEncoder:
             shared = SharedState(*owner, shared.state)
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
             digest = _digest(encoded) if self._hooks.is_missing else None
-            self._batch.states[owner] = EncodedState(shared, encoded, digest)
+            new = EncodedState(shared, encoded, digest)
+            if size > MAX_DOCUMENT_BYTES:
+                document = {"_id": new.id, "state": encoded, "revision": 1}
+                check_stored(encoded, document)
+            self._batch.states[owner] = new
             self._batch.size += size
 
 

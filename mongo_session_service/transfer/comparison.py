@@ -6,12 +6,14 @@ and its events. What the source does not record does not differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
+
+from bson.timestamp import Timestamp
 
 from mongo_session_service.codec.bson_values import is_same_value
 from mongo_session_service.codec.documents import (
@@ -31,6 +33,13 @@ from mongo_session_service.codec.record import (
     is_placeholder,
     state_fields,
 )
+from mongo_session_service.codec.waiting_calls import (
+    MAX_NAMED,
+    WAITING,
+    WAITING_FIELDS,
+    decode_waiting,
+    waiting_calls,
+)
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import (
     BRANCH,
@@ -38,9 +47,16 @@ from mongo_session_service.model.metadata import (
     display_name,
     with_title,
 )
-from mongo_session_service.model.records import Document, ScopedState, SessionKey
+from mongo_session_service.model.records import (
+    Append,
+    Document,
+    ScopedState,
+    SessionKey,
+)
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.deletion import remove_expired
+from mongo_session_service.sessions.event_log import LogAtRevision
+from mongo_session_service.sessions.waiting_log import pending_calls_at
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.transfer.batches import (
@@ -90,7 +106,10 @@ class Stored(NamedTuple):
     header: SessionHeader | Problem | None = None
     """As an export has it; None without a session."""
     events: Sequence[Document] = ()
-    """Those from the part's first on, at most one more than it has."""
+    """Those from the part's first on, at most one more than it has; behind the last
+    part of a session also those after the session's last revision."""
+    waits_as_logged: bool = True
+    """Whether it names the calls that wait by its log."""
 
 
 class SessionPlan(NamedTuple):
@@ -157,6 +176,7 @@ def compare_session(
     """
     matched = _count_matching(incoming, stored.events, hooks)
     there = stored.header
+    end = incoming.offset + matched
 
     def plan(comparison: ComparisonResult, *differences: str) -> SessionPlan:
         document, events = stored.document, len(stored.events)
@@ -170,47 +190,70 @@ def compare_session(
     differing = _differing_fields(incoming.as_loaded(hooks), there)
     if not incoming.is_last:
         differing = [each for each in differing if each == LOG_BEGINS]
-    differences = [f"{each} differs" for each in differing]
     revision = there.revision or 0
-    if incoming.offset + matched < min(revision, incoming.revision):
+    damage = _damage(incoming, stored, max(revision, end))
+    differences = [*(f"{each} differs" for each in differing), *damage]
+    if end < min(revision, incoming.revision):
         event_id = incoming.appends[matched].event_id
-        event = f"event {incoming.offset + matched + 1} ({event_id!r}) differs"
+        event = f"event {end + 1} ({event_id!r}) differs"
         return plan(ComparisonResult.CONFLICT, event, *differences)
     # Without events, two sessions are one if they were created at the same time.
     created = "state" if incoming.header.create_time is None else "create_time"
-    is_other = LOG_BEGINS in differing or (
-        revision == there.log_begins and created in differing
-    )
-    if is_other:
+    is_empty = revision == there.log_begins
+    is_other = LOG_BEGINS in differing or (is_empty and created in differing)
+    if is_other or damage:
         result = ComparisonResult.CONFLICT
     elif not incoming.is_last or revision < incoming.revision:
         result = ComparisonResult.BEHIND
     elif revision > incoming.revision:
         result = ComparisonResult.AHEAD
-    elif differing == [BRANCH]:  # another version may be shown here
-        has_family = bool(there.details and there.details.branch)
-        result = ComparisonResult.SAME if has_family else ComparisonResult.BEHIND
+    elif differing == [BRANCH]:
+        # Another version may be shown here, or was made here only.
+        own, its = bool(there.details and there.details.branch), bool(incoming.family)
+        here = ComparisonResult.SAME if its else ComparisonResult.AHEAD
+        result = here if own else ComparisonResult.BEHIND
     else:
         result = ComparisonResult.CONFLICT if differing else ComparisonResult.SAME
     return plan(result, *differences)
+
+
+def _damage(incoming: EncodedSession, stored: Stored, end: int) -> list[str]:
+    """What a stored session has that contradicts its log, which ends there."""
+    damage = [] if stored.waits_as_logged else ["what waits differs from its events"]
+    last = EventRecord(stored.events[-1]).revision if stored.events else end
+    if incoming.is_last and not (isinstance(last, int) and last <= end):
+        damage.append(f"event {last!r} is behind its last")
+    return damage
 
 
 def _count_matching(
     incoming: EncodedSession, stored: Sequence[Document], hooks: Hooks
 ) -> int:
     """Count the events of a part that are stored correctly, from its first on."""
-    pairs = zip(incoming.documents(), stored, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: _is_same_event(*pair, hooks), pairs))
+    pairs = zip(incoming.documents(), incoming.appends, stored, strict=False)
+    same = takewhile(lambda each: _is_same_event(*each, incoming, hooks), pairs)
+    return sum(1 for _ in same)
 
 
-def _is_same_event(here: Document, there: Document, hooks: Hooks) -> bool:
-    """Whether two events have one line, in any order of fields."""
+def _is_same_event(
+    here: Document, append: Append, there: Document, of: EncodedSession, hooks: Hooks
+) -> bool:
+    """Whether two events have one line, in any order of fields.
+
+    If the second names calls that wait, they are the log's.
+    """
     if not is_same_value(here["_id"], there["_id"]):
         return False
     try:
         one, other = event_fields([here, there], hooks)
+        calls = {*decode_waiting(of.key, there, hooks).named}
     except StorageError:
         return False
+    if WAITING in there and len(calls) < MAX_NAMED:
+        own = waiting_calls([(there["_id"]["revision"], append.waiting)])
+        others = {each for each in calls if each.revision not in of.redacted}
+        if not {*own} <= calls or not others <= of.asked:
+            return False
     return is_same_value(one, other)
 
 
@@ -229,8 +272,7 @@ def _differing_fields(one: SessionHeader, other: SessionHeader) -> list[str]:
             line.setdefault("title", name)
         if any(names):
             line["state"] = with_title(line["state"], "-")
-    unknown = {"create_time", INITIAL, BRANCH}
-    unknown = {each for each in unknown if here.get(each) is None}
+    unknown = {each for each in ("create_time", INITIAL) if here.get(each) is None}
     if one.details is None:
         unknown |= {*DETAILS, FORKED_FROM} - ({"title"} & here.keys())
     return [
@@ -290,25 +332,27 @@ class StoreTarget:
         self, sessions: Sequence[EncodedSession]
     ) -> list[SessionPlan]:
         """Compare sessions, or parts of them, with those that are stored."""
-        found = await self._load_sessions(each.key for each in sessions)
-        events = await self._load_events(sessions)
+        found, as_of = await self._load_sessions(each.key for each in sessions)
+        events = await self._load_events(sessions, found, as_of)
         plans = []
         for each in sessions:
-            document, header = found.get(each.key), None
+            document = found.get(each.key)
+            stored = Stored(document, events=events.get(each.key, []))
             if document is not None and not is_placeholder(document):
                 header = stored_header(document, self.hooks)
-            stored = Stored(document, header, events.get(each.key, []))
+                waits = await self._waits_as_logged(each, document)
+                stored = stored._replace(header=header, waits_as_logged=waits)
             plans.append(compare_session(each, stored, self.hooks))
         return plans
 
     async def _load_sessions(
         self, keys: Iterable[SessionKey]
-    ) -> dict[SessionKey, Document]:
+    ) -> tuple[dict[SessionKey, Document], Timestamp]:
         """Load sessions, with initial states, and reservations; remove expired ones."""
         wanted = Query("sessions", {"_id": {"$in": [key.id for key in keys]}})
         now = self._storage.clock.now()
         found: dict[SessionKey, Document] = {}
-        (stored,) = await self._storage.read(wanted)
+        (stored,) = answer = await self._storage.read(wanted)
         for each in stored:
             key = SessionKey(**each["_id"])
             has_expired = not SessionRecord.part(key, each).is_visible(now)
@@ -318,23 +362,44 @@ class StoreTarget:
                 found[key] = each
         sessions = [each for each in found.values() if not is_placeholder(each)]
         await add_initial_states(self._storage, sessions)
-        return found
+        return found, answer.as_of
 
     async def _load_events(
-        self, parts: Sequence[EncodedSession]
+        self,
+        parts: Sequence[EncodedSession],
+        sessions: Mapping[SessionKey, Document],
+        as_of: Timestamp,
     ) -> dict[SessionKey, list[Document]]:
-        """Load the events at these parts' revisions, and one more, in order."""
+        """Load the events at these parts' revisions, and more of them, in order."""
         found: dict[SessionKey, list[Document]] = {}
         ranges = [
             queries.events_after(part.key, part.offset, part.revision + 1)
             for part in parts
         ]
+        ranges += [
+            queries.events_after(part.key, sessions[part.key]["revision"])
+            for part in parts
+            if part.is_last and "revision" in sessions.get(part.key, {})
+        ]
         if ranges:
             wanted = Query("events", queries.any_of(ranges), order=1)
-            (events,) = await self._storage.read(wanted)
+            (events,) = await self._storage.read(wanted, as_of=as_of)
             for event in events:
                 found.setdefault(EventRecord(event).key, []).append(event)
         return found
+
+    async def _waits_as_logged(self, part: EncodedSession, document: Document) -> bool:
+        """Whether a session, if this is its last part, names what waits by its log."""
+        asks = part.asked or any(name in document for name in WAITING_FIELDS)
+        if not (part.is_last and asks):
+            return True
+        try:
+            session = SessionRecord.read(document)
+            log = LogAtRevision.of(session)
+            logged = await pending_calls_at(self._storage, log)
+            return session.waiting(self.hooks) == logged
+        except StorageError:
+            return False
 
     async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
         """Compare shared states with those that are stored."""

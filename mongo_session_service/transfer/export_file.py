@@ -77,7 +77,6 @@ from mongo_session_service.transfer.sources import (
     SharedState,
     Source,
     StoreSource,
-    check_known,
     iterate_in_threads,
     run_in_thread,
     validated_event,
@@ -261,7 +260,6 @@ def decode_item(kind: str, value: Any) -> Item:
     try:
         match kind:
             case "event":
-                check_known(value)
                 return validated_event(value)
             case "session":
                 return _SessionLine.model_validate(value).header()

@@ -14,10 +14,9 @@ for the next import for a minute.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -71,16 +70,11 @@ from mongo_session_service.transfer.sources import (
     session_text,
 )
 
-logger = logging.getLogger(__name__)
-
 _IMPORT_ATTEMPTS: Final = 5
 """How often a batch is planned again because the target has changed."""
 
 IMPORT_LIFETIME: Final = 3600.0
 """Seconds after which a reservation expires, unless an import resumes."""
-
-WARN_AFTER: Final = 3.0
-"""Seconds of waiting for another writer after which a warning is logged."""
 
 
 @dataclass(slots=True)
@@ -304,8 +298,8 @@ class ImportTarget(StoreTarget):
     def __init__(self, storage: Storage, *, is_read_only: bool) -> None:
         super().__init__(storage, is_read_only=is_read_only)
         self._reservations = Reservations(IMPORT, IMPORT_LIFETIME)
-        self._held: dict[SessionKey, bool] = {}
-        """The places that are to be reserved, until they are taken: True if it was."""
+        self._held: set[SessionKey] = set()
+        """The places that are reserved, until their sessions are stored."""
         self._in_clear: set[str] = set()
         """Apps whose events are known to be stored in clear."""
 
@@ -333,8 +327,7 @@ class ImportTarget(StoreTarget):
         new = [it for it in sessions if it.comparison is ComparisonResult.NEW]
         for each in sessions:
             if each.found and each.comparison is ComparisonResult.BEHIND:
-                with _reporting_wait(each.incoming.key):
-                    await self._append_missing(each.incoming, each.found, each.matched)
+                await self._append_missing(each.incoming, each.found, each.matched)
         await self._store_new_sessions(new)
         for key in (it.incoming.key for it in sessions if it.incoming.family):
             with suppress(SessionNotFoundError):  # it has expired, or was deleted
@@ -381,7 +374,6 @@ class ImportTarget(StoreTarget):
         fields = self._reservations.new_fields(self._storage)
         for each in wanted:
             key = each.incoming.key
-            self._held.setdefault(key, False)
             holder = self._check_holder(each.incoming, each.found)
             if holder is None:
                 new.append({"_id": key.id, **fields})
@@ -391,7 +383,7 @@ class ImportTarget(StoreTarget):
                 renewals.append(renewal)
         inserts = [Insert("sessions", new)] if new else []
         await self._commit_apart(*inserts, *renewals)
-        self._held.update((each.incoming.key, True) for each in wanted)
+        self._held.update(each.incoming.key for each in wanted)
 
     def _check_holder(
         self, incoming: EncodedSession, found: Document | None
@@ -404,7 +396,7 @@ class ImportTarget(StoreTarget):
                 f"The target itself is forking or removing {what}. Run the import"
                 " again."
             )
-        was_held = not incoming.is_first or self._held.get(incoming.key)
+        was_held = not incoming.is_first or incoming.key in self._held
         if was_held and holder != self._reservations.holder:
             raise ConflictError(
                 f"The imported part of {what} was removed meanwhile, or another import"
@@ -434,14 +426,13 @@ class ImportTarget(StoreTarget):
         updates = []
         for each in whole:
             document = each.session_document()
-            if each.has_asked:  # its events, which show what waits, are stored
+            if each.asked:  # its events, which show what waits, are stored
                 log = LogAtRevision(each.key, each.header.log_begins, each.revision)
                 document |= await pending_call_fields(self._storage, log, each.key)
             held = self._reservations.held_filter(each.key)
             updates.append(Update("sessions", held, document, expected=1))
         await self._commit_apart(*updates)
-        for each in whole:
-            self._held.pop(each.key, None)
+        self._held.difference_update(each.key for each in whole)
 
     async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
@@ -465,7 +456,7 @@ class ImportTarget(StoreTarget):
         if missing and incoming.is_last:
             updated, details = incoming.header.update_time, incoming.details
             fields |= {"state": incoming.state, "update_time": updated}
-            if details and details.ttl and details.ttl == session.details.ttl:
+            if details.ttl and details.ttl == session.details.ttl:
                 fields["expire_time"] = details.expire_time  # as every append renews it
         waiting = await pending_calls_after(self._storage, session, missing)
         last = waiting.get(max(waiting, default=0))
@@ -501,19 +492,3 @@ class ImportTarget(StoreTarget):
     async def _commit_apart(self, *statements: Statement) -> None:
         if statements:
             await self._storage.commit(*statements, atomic=False)
-
-
-@contextmanager
-def _reporting_wait(key: SessionKey) -> Iterator[None]:
-    """Log a warning if the transaction in the block has to wait for another writer."""
-    timer = asyncio.get_running_loop().call_later(
-        WARN_AFTER,
-        logger.warning,
-        "Waiting for another writer of %s. If that was an import that was killed,"
-        " MongoDB ends its transaction within a minute.",
-        session_text(key),
-    )
-    try:
-        yield
-    finally:
-        timer.cancel()

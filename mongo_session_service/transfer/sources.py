@@ -31,16 +31,16 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import BaseSessionService
 from google.adk.sessions.session import Session
+from pydantic import ValidationError
 from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
-    build_events,
     decode_state,
     event_fields,
 )
 from mongo_session_service.codec.event_record import EventRecord
-from mongo_session_service.codec.events import build_event
+from mongo_session_service.codec.events import build_known_event
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.record import (
     INITIAL,
@@ -54,6 +54,7 @@ from mongo_session_service.errors import (
     SourceError,
     StorageError,
     TransferError,
+    quoted,
 )
 from mongo_session_service.model.metadata import StoredDetails
 from mongo_session_service.model.records import (
@@ -305,25 +306,20 @@ def type_name(value: Any) -> str:
 
 
 def validated_event(fields: dict[str, Any]) -> Event:
-    """The event that has these fields."""
-    check_identity(fields)
-    try:
-        return build_event(fields)
-    except (ValueError, TypeError, RecursionError):
-        # The original quotes what it could not read.
-        raise MalformedError("no event that this release of ADK can read") from None
-
-
-def check_identity(fields: Mapping[str, Any]) -> None:
-    """Refuse fields for which ADK would make up others at each read."""
+    """The event that has these fields, none of which is left out or made up."""
     if not fields.get("id") or "timestamp" not in fields:
+        # ADK would make up others at each read.
         raise MalformedError("it has no id, or no timestamp")
-
-
-def check_known(fields: Mapping[str, Any]) -> None:
-    """Refuse fields of a later release, which this release of ADK would leave out."""
-    if not Event.model_fields.keys() >= fields.keys():
-        raise MalformedError("an event with fields that this release of ADK lacks")
+    reason = "no event that this release of ADK can read"
+    try:
+        return build_known_event(fields)
+    except (ValueError, TypeError, RecursionError) as error:
+        # The original quotes what it could not read.
+        faults = error.errors() if isinstance(error, ValidationError) else []
+        unknown = [it["loc"][-1] for it in faults if it["type"] == "extra_forbidden"]
+        if unknown:
+            reason += f": {quoted(str(unknown[0]))} is a field that it lacks"
+    raise MalformedError(reason)
 
 
 _SESSIONS_AT_ONCE: Final = 20
@@ -375,7 +371,7 @@ class StoreSource(BaseSource):
         """The events of a session up to its header's revision, in order."""
         key, revision, storage = header.key, header.revision or 0, self.storage
         found = header.log_begins
-        wanted = LogRange(found, revision)
+        wanted = LogRange(found, revision, created=header.create_time)
         with suppress(SessionNotFoundError):
             async for page in read_log(storage, key, wanted):
                 for each in page:
@@ -397,37 +393,19 @@ class StoreSource(BaseSource):
         storage = self.storage
         if storage.hooks.after_load is not None:
             return
-        chosen = _selected_sessions_filter(storage, selection)
-        sealed = Query(
-            "events",
-            {**selection.matching("_id."), "hooked": {"$exists": True}},
-            then=(
-                {
-                    "$project": {
-                        "_id": {name: f"$_id.{name}" for name in SessionKey._fields}
-                    }
-                },
-                {
-                    "$lookup": {
-                        "from": f"{storage.prefix}sessions",
-                        "localField": "_id",
-                        "foreignField": "_id",
-                        "pipeline": [{"$match": chosen}, {"$project": {"_id": 1}}],
-                        "as": "session",
-                    }
-                },
-                {"$match": {"session": {"$ne": []}}},
-                {"$limit": 1},
-            ),
-        )
-        (found,) = await storage.read(sealed)
-        if found:
-            what = session_text(session_key(**found[0]["_id"]))
-            raise TransferError(
-                f"Nothing was exported: {what} has events that before_store has sealed."
-                " Give the service after_load, or the command --after-load"
-                " MODULE:FUNCTION: see docs/guide/exporting.md#sealed-content."
-            )
+        wanted = _selected_sessions_filter(storage, selection)
+        async for page in storage.scan(Query("sessions", wanted, fields=("_id",))):
+            keys = map(_key, page.documents)
+            logs = [queries.all_events(it) for it in keys if isinstance(it, SessionKey)]
+            where: Document = {"$or": logs, "hooked": {"$exists": True}}
+            query = Query("events", where, fields=("_id",))
+            if logs and (sealed := await storage.find_one(query)):
+                raise TransferError(
+                    f"Nothing was exported: {session_text(EventRecord(sealed).key)} has"
+                    " events that before_store has sealed. Give the service after_load,"
+                    " or the command --after-load MODULE:FUNCTION: see"
+                    " docs/guide/exporting.md#sealed-content."
+                )
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
         """The keys of all selected sessions."""
@@ -445,7 +423,7 @@ class StoreSource(BaseSource):
         owner = Owner.of_shared(app_name, user_id)
         try:
             state = decode_state(state_fields(document), owner, self.storage.hooks)
-        except UnreadableError:
+        except (AttributeError, UnreadableError):  # the first of ids that are no text
             return Problem(str(SharedState(app_name, user_id, {})), ALTERED)
         return SharedState(app_name, user_id, state)
 
@@ -454,12 +432,9 @@ def _event_or_problem(where: str, document: Document, hooks: Hooks) -> Event | P
     fields: Any = None
     try:
         (fields,) = event_fields([document], hooks)
-        (event,) = build_events([fields], [document])
-        check_identity(fields)
-        check_known(fields)
-    except (StorageError, MalformedError) as error:
+        return validated_event(fields)
+    except (StorageError, MalformedError, AttributeError) as error:
         return Problem(where, str(error), fields if isinstance(fields, dict) else None)
-    return event
 
 
 def _key(document: Document) -> SessionKey | Problem:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -206,36 +204,3 @@ async def test_subscribers_receive_imported_sessions(
         told = [each for each in follower.told if each.session_id == "s1"]
         assert [each.kind for each in told] == ["appended"] * 6 + ["created"]
         assert [each.revision for each in told] == [1, 2, 3, 4, 5, 6, 6]
-
-
-async def test_waiting_for_a_dead_import_is_explained(
-    old: InMemorySessionService,
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What another's transaction holds is waited for, with a word on why."""
-    monkeypatch.setattr("mongo_session_service.transfer.importer.WARN_AFTER", 0.0)
-    await moved(old, service)
-    await say(old, "late")
-    words: asyncio.Queue[str] = asyncio.Queue()
-    handler = logging.Handler()
-    handler.emit = lambda record: words.put_nowait(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("mongo_session_service.transfer.importer")
-    logger.addHandler(handler)
-
-    with admin.start_session() as killed:
-        killed.start_transaction()
-        change = {"$set": {"revision": 7}}
-        admin[database].sessions.update_one({"_id": KEY.id}, change, session=killed)
-        moving = asyncio.create_task(moved(old, service))
-        async with asyncio.timeout(60):
-            told = await words.get()
-        killed.abort_transaction()
-    result, _ = await moving
-    logger.removeHandler(handler)
-
-    assert "Waiting for another writer of session 's1'" in told
-    assert (result.caught_up, result.events) == (1, 1)
-    assert await differences(old, service) == []
