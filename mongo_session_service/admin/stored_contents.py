@@ -16,7 +16,6 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.event_record import EventRecord
-from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.codec.record import STATES, SessionRecord
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.records import SessionKey, session_key
@@ -60,41 +59,23 @@ async def load_summary(service: MongoSessionService, key: SessionKey) -> Session
     return record.summary(storage.hooks, shown.state, sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
-    """An event of a log, as far as it can be read here."""
-
-    revision: int
-    event: Event | None
-    id: str
-    timestamp: float
-    is_sealed: bool
-    """True if ``before_store`` changed it, so that it needs ``after_load``."""
-
-
 async def iter_stored_events(
     service: MongoSessionService, of: SessionSummary, after: int
-) -> AsyncIterator[LoggedEvent]:
-    """Read a session's log from a revision to that of its summary, in flat memory."""
+) -> AsyncIterator[tuple[EventRecord, Event | None]]:
+    """Read a session's log from a revision to that of its summary, in flat memory.
+
+    Of each event comes the record, and what can be read here of it, if it can be: not
+    what is sealed, or of another release of ADK.
+    """
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision, created=of.create_time)
     storage = await backends_of(service).storage()
     async for page in read_log(storage, key, wanted):
         for each in page:
-            yield _stored_event(each, storage.hooks)
-
-
-def _stored_event(stored: EventRecord, hooks: Hooks) -> LoggedEvent:
-    event = None
-    with suppress(StorageError):  # sealed, or of another release of ADK
-        event = documents.decode_event(stored, hooks)
-    return LoggedEvent(
-        revision=stored.revision,
-        event=event,
-        id=str(stored.id),
-        timestamp=stored.timestamp,
-        is_sealed=event is None and stored.is_sealed,
-    )
+            event = None
+            with suppress(StorageError):
+                event = documents.decode_event(each, storage.hooks)
+            yield each, event
 
 
 async def preview_redaction(

@@ -18,11 +18,12 @@ from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.model.wording import counted, duration_text
 
 if TYPE_CHECKING:
+    from google.adk.events.event import Event
     from rich.text import Text
 
     from mongo_session_service.admin.sizes import CollectionSize
-    from mongo_session_service.admin.stored_contents import LoggedEvent
     from mongo_session_service.changes.change import Change
+    from mongo_session_service.codec.event_record import EventRecord
     from mongo_session_service.model.metadata import Details
     from mongo_session_service.model.results import SessionSummary, TurnInfo
     from mongo_session_service.service import MongoSessionService
@@ -327,20 +328,20 @@ async def show(
         log = admin.stored_contents.iter_stored_events(service, summary, after)
         if terminal.shared_options().json:
             terminal.show_public_json(summary)
-            async for each in log:
-                terminal.show_public_json(_event_fields(each))
+            async for record, event in log:
+                terminal.show_public_json(_event_fields(record, event))
             return
         terminal.show(*_details(summary))
         left_out = after - summary.log_begins
         if left_out and events:
             click.echo(f"\n({counted(left_out, 'earlier event')})")
         invocation, sealed = None, 0
-        async for each in log:
-            before, invocation = invocation, each.event and each.event.invocation_id
+        async for record, event in log:
+            before, invocation = invocation, event and event.invocation_id
             if before is None or invocation != before:
                 click.echo()
-            sealed += each.is_sealed
-            _show_event(each)
+            sealed += event is None and record.is_sealed
+            _show_event(record, event)
     if turn is not None and turn.status != "ended":
         how = "cut off" if turn.is_cut_off else turn.status
         why = filter(None, (how, turn.reason or turn.error_type))
@@ -353,18 +354,18 @@ async def show(
         terminal.warn(f"{found} sealed. Values of state are shown as stored.")
 
 
-def _event_fields(stored: LoggedEvent) -> dict[str, Any]:
-    fields: dict[str, Any] = {"revision": stored.revision, "event": stored.event}
-    if stored.event is None:
-        about = {"id": stored.id, "timestamp": stored.timestamp}
+def _event_fields(stored: EventRecord, event: Event | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"revision": stored.revision, "event": event}
+    if event is None:
+        about = {"id": str(stored.id), "timestamp": stored.timestamp}
         fields |= {**about, "sealed": stored.is_sealed}
     return fields
 
 
-def _show_event(stored: LoggedEvent) -> None:
+def _show_event(stored: EventRecord, read: Event | None) -> None:
     from mongo_session_service.codec.public_view import public_view
 
-    event = stored.event and public_view({"event": stored.event})["event"]
+    event = read and public_view({"event": read})["event"]
     terminal.show(_event_heading(stored, event["author"] if event else ""))
     if not event:
         unread = _SEALED if stored.is_sealed else _UNREADABLE
@@ -429,7 +430,7 @@ def expiry_text(summary: Details) -> str:
     return text
 
 
-def _event_heading(stored: LoggedEvent, author: str) -> Text:
+def _event_heading(stored: EventRecord, author: str) -> Text:
     from rich.text import Text
 
     when = f"{time_text(stored.timestamp)}  "
@@ -438,7 +439,7 @@ def _event_heading(stored: LoggedEvent, author: str) -> Text:
         (when, terminal.FAINT),
         (printable(author), "bold"),
         (
-            f"  {printable(stored.id)}" * terminal.shared_options().verbose,
+            f"  {printable(str(stored.id))}" * terminal.shared_options().verbose,
             terminal.FAINT,
         ),
     )
