@@ -85,28 +85,37 @@ def header_of(row: Row) -> SessionHeader | Problem:
         return SessionHeader(
             key,
             json_object(row["state"]),
-            update_time=seconds(row["update_time"]),
-            create_time=seconds(row["create_time"]) if "create_time" in row else None,
+            update_time=_epoch(row["update_time"]),
+            create_time=_epoch(row["create_time"]) if "create_time" in row else None,
         )
 
     return _build_or_problem(session_text(key), header)
 
 
-def event_of(row: Row) -> Event | Problem:
-    def event() -> Event:
-        fields = json_object(row["event_data"])
-        fields |= {"id": row["id"], "invocation_id": row["invocation_id"]}
-        if "timestamp" not in fields:
-            fields["timestamp"] = seconds(row["timestamp"])
-        return validated_event(fields)
+def event_of(where: str, data: Any, time: Any, **ids: str) -> Event | Problem:
+    """The event that a store has as JSON, with its time and ids, if any, beside it."""
 
-    where = f"event {row['id']!r} of {session_text(key_of_row(row, 'session_id'))}"
+    def event() -> Event:
+        beside = None if time is None else _epoch(time)
+        fields = {"timestamp": beside, **json_object(data), **ids}
+        found = validated_event(fields)
+        found.timestamp = _epoch(found.timestamp)
+        if beside is not None and abs(found.timestamp - beside) > _ZONES:
+            raise MalformedError("its time is another one in its JSON than beside it")
+        return found
+
     return _build_or_problem(where, event)
 
 
-def whole_event_of(where: str, value: Any) -> Event | Problem:
-    """The event that a document of a MongoDB service holds as JSON, text or parsed."""
-    return _build_or_problem(where, lambda: validated_event(json_object(value)))
+def _epoch(value: Any) -> float:
+    """A time as seconds since 1970, also if it is a number of a smaller unit.
+
+    ADK for JavaScript and for Java count milliseconds.
+    """
+    found = seconds(value)
+    while _LATEST < abs(found) < _ODD:
+        found /= 1000
+    return found
 
 
 def json_object(value: Any) -> dict[str, Any]:
@@ -134,7 +143,16 @@ _DRIVERS: Final = {
 _BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
 """Blocking drivers, which an async one replaces."""
 
+_LATEST: Final = 1e11
+"""Seconds: the year 5138. As milliseconds that is 1973, before any session."""
+_ODD: Final = 1e20
+"""No time in nanoseconds is that late: such a number is what a client has made up."""
+_ZONES: Final = 86_400.0
+"""Seconds by which the time beside an event may differ, as local time does."""
+
 _SESSIONS_TOGETHER: Final = 250
+_TIED: Final = 10_000
+"""Events of one time that are held to be sorted."""
 _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
@@ -325,6 +343,13 @@ class SqlSource(BaseSource):
             version = (await connection.execute(query)).scalar()
         else:
             version = "0" if "actions" in self._columns["events"] else "unknown"
+        if version == "0" and await self._is_of_go(connection):
+            raise SourceError(
+                "This database was written by ADK for Go, whose events have their"
+                " actions as JSON. It is not read, and `adk migrate session` would"
+                " leave out these actions, and with them each change of state. See"
+                " docs/guide/importing.md#from-adk-for-other-languages."
+            )
         if version == "0":
             raise SourceError(
                 "This database has schema version 0, with the pickles of google-adk"
@@ -337,6 +362,13 @@ class SqlSource(BaseSource):
                 f"The database has ADK's schema version {version}, which this release"
                 " cannot read; it reads 1."
             )
+
+    async def _is_of_go(self, connection: Any) -> bool:
+        """Whether events have JSON where ADK for Python has pickles."""
+        actions = self._table("events").c.actions
+        query = self._sql.select(actions).where(actions.is_not(None))
+        found = (await connection.execute(query.limit(_ROWS_TOGETHER))).scalars()
+        return any(isinstance(it, dict) or it[:1] in ("{", b"{") for it in found)
 
     def _table(self, name: str) -> Any:
         columns = [self._sql.column(each) for each in self._columns[name]]
@@ -465,12 +497,11 @@ class SqlSource(BaseSource):
             async with aclosing(
                 _stream_rows(connection, self._events_query([*wanted]))
             ) as rows:
-                async for row in rows:
-                    owner = key_of_row(row, "session_id")
+                async for owner, event in _events_in_order(rows):
                     if owner != current:
                         yield wanted.pop(owner)
                         current = owner
-                    yield event_of(row)
+                    yield event
         await connection.rollback()
         for left in [*wanted.values(), *problems]:
             yield left
@@ -496,6 +527,30 @@ async def _stream_rows(
     async with connection.stream(options) as result:
         async for row in result.mappings():
             yield dict(row)
+
+
+async def _events_in_order(
+    rows: AsyncIterator[Row],
+) -> AsyncGenerator[tuple[SessionKey, Event | Problem]]:
+    """Yield events of one time, in whole seconds perhaps, in the order of their own."""
+    tied: list[tuple[SessionKey, Event | Problem]] = []
+    before = None
+    async for row in rows:
+        key = key_of_row(row, "session_id")
+        if before != (key, row["timestamp"]) or len(tied) >= _TIED:
+            for each in sorted(tied, key=_own_time):
+                yield each
+            tied, before = [], (key, row["timestamp"])
+        ids = {"id": row["id"], "invocation_id": row["invocation_id"]}
+        where = f"event {row['id']!r} of {session_text(key)}"
+        event = event_of(where, row["event_data"], row["timestamp"], **ids)
+        tied.append((key, event))
+    for each in sorted(tied, key=_own_time):
+        yield each
+
+
+def _own_time(of: tuple[SessionKey, Event | Problem]) -> float:
+    return of[1].timestamp if isinstance(of[1], Event) else 0.0
 
 
 class SqliteSource(SqlSource):
@@ -636,20 +691,12 @@ class AdkMongoDbSource(BaseSource):
         """The events of a session up to the revision at which it was read."""
         order = dict.fromkeys(("timestamp", "revision"), 1)
         log = {**key.id, "revision": {"$lte": read["revision"]}}
-        query = Query("events", log, order=order, limit=_ROWS_TOGETHER)
         session = Query("sessions", {"_id": read["_id"]}, fields=("create_time",))
-        while True:
-            page, now = await self._storage.read(query, session, patient=True)
-            if [each.get("create_time") for each in now] != [read.get("create_time")]:
-                yield Problem(session_text(key), "it was deleted meanwhile")
-                return
-            for each in page:
-                yield whole_event_of(f"event {each['_id']!r}", each.get("event_data"))
-            if len(page) < _ROWS_TOGETHER:
-                return
-            last = {name: page[-1].get(name) for name in order}
-            later = [
-                {"timestamp": {"$gt": last["timestamp"]}},
-                {**last, "revision": {"$gt": last["revision"]}},
-            ]
-            query = replace(query, filter={"$and": [log, {"$or": later}]})
+        events = Query("events", log, order=order)
+        found, now = await self._storage.read(events, session, patient=True)
+        if [each.get("create_time") for each in now] != [read.get("create_time")]:
+            yield Problem(session_text(key), "it was deleted meanwhile")
+            return
+        for each in found:
+            data, time = each.get("event_data"), each.get("timestamp")
+            yield event_of(f"event {each['_id']!r}", data, time)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -18,13 +18,10 @@ from bson.timestamp import Timestamp
 from mongo_session_service.codec.bson_values import is_same_value
 from mongo_session_service.codec.documents import (
     decode_state,
-    encode_append,
-    encode_state,
-    event_document,
     event_fields,
 )
 from mongo_session_service.codec.event_record import EventRecord
-from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
+from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.codec.record import (
     FORKED_FROM,
     INITIAL,
@@ -50,7 +47,6 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import (
     Append,
     Document,
-    ScopedState,
     SessionKey,
 )
 from mongo_session_service.sessions import queries
@@ -70,7 +66,6 @@ from mongo_session_service.transfer.sources import (
     EVERYTHING,
     Problem,
     Selection,
-    ServiceSource,
     SessionHeader,
     Source,
     StoreSource,
@@ -422,54 +417,6 @@ class StoreTarget:
         ]
 
 
-class _ServiceTarget:
-    """A session service, whose sessions are compared as they would be stored."""
-
-    hooks: Hooks = NO_HOOKS
-
-    def __init__(self, source: ServiceSource) -> None:
-        self._source = source
-
-    async def plan_sessions(
-        self, sessions: Sequence[EncodedSession]
-    ) -> list[SessionPlan]:
-        return [
-            compare_session(each, await self._load(each), NO_HOOKS) for each in sessions
-        ]
-
-    async def _load(self, part: EncodedSession) -> Stored:
-        """Load a session, and encode the events that a part of it may have."""
-        session = await self._source.load(part.key)
-        if session is None:
-            return Stored()
-        wanted, begins = part.as_loaded(NO_HOOKS), part.header.log_begins
-        # Fields that the public methods do not return count as equal.
-        header = replace(
-            wanted,
-            state=ScopedState.split(session.state).session,
-            update_time=session.last_update_time,
-            details=wanted.details
-            and wanted.details.model_copy(update={"title": None}),
-            revision=begins + len(session.events),
-        )
-        first = part.offset - begins
-        events = session.events[first : first + len(part.appends) + 1]
-        documents = [
-            event_document(encode_append(part.key, event, NO_HOOKS), revision)
-            for revision, event in enumerate(events, part.offset + 1)
-        ]
-        return Stored(header=header, events=documents)
-
-    async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
-        plans = []
-        for each in states:
-            shared = each.shared
-            found = await self._source.find_shared(shared.app_name, shared.user_id)
-            state, _ = encode_state(found, shared.owner, NO_HOOKS)
-            plans.append(compare_state(each, {"state": state}, None, NO_HOOKS))
-        return plans
-
-
 @dataclass(slots=True)
 class Verified:
     """The result of a verification."""
@@ -488,7 +435,7 @@ class Verified:
 
 async def verify(
     source: Source,
-    target: StoreSource | ServiceSource,
+    target: StoreSource,
     selection: Selection = EVERYTHING,
     *,
     is_exact: bool = False,
@@ -516,11 +463,7 @@ async def verify(
         verified.differences += 1
         on_difference(problem)
 
-    stored: StoreTarget | _ServiceTarget
-    if isinstance(target, ServiceSource):
-        stored = _ServiceTarget(target)
-    else:
-        stored = StoreTarget(target.storage, is_read_only=True)
+    stored = StoreTarget(target.storage, is_read_only=True)
     compared: set[int] = set()  # hashed keys, which take little memory
     batches = encoded_batches(source, selection, stored.hooks)
     async with aclosing(batches):
@@ -542,9 +485,7 @@ async def verify(
     return verified
 
 
-async def _batch_differences(
-    batch: Batch, stored: StoreTarget | _ServiceTarget
-) -> list[Problem]:
+async def _batch_differences(batch: Batch, stored: StoreTarget) -> list[Problem]:
     states = await stored.plan_states([*batch.states.values()])
     others = [str(each.state.shared) for each in states if each.differs]
     problems = [*batch.problems, *batch.conflicts]

@@ -30,7 +30,6 @@ from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import BaseSessionService
-from google.adk.sessions.session import Session
 from pydantic import ValidationError
 from typing_extensions import override
 
@@ -586,7 +585,7 @@ class ServiceSource(BaseSource):
                     yield key
                     continue
                 try:
-                    session = await self.load(key)
+                    session = await self._service.get_session(**key.id)
                     if session is None:
                         continue
                     state = ScopedState.split(session.state)
@@ -639,21 +638,3 @@ class ServiceSource(BaseSource):
             except (InvalidInputError, MalformedError) as error:
                 problems.append(Problem(session_text(SessionKey(*ids)), str(error)))
         return [*problems, *sorted(keys)]
-
-    async def load(self, key: SessionKey) -> Session | None:
-        return await self._service.get_session(**key.id)
-
-    async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
-        """The state of an app or user, as one of their sessions shows it."""
-        listed = await self._service.list_sessions(app_name=app_name, user_id=user_id)
-        for each in listed.sessions[:1]:
-            session = await self.load(SessionKey(app_name, each.user_id, each.id))
-            if session is not None:
-                state = ScopedState.split(session.state)
-                return state.app if user_id is None else state.user
-        return {}
-
-    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
-        for app_name in filter(selection.takes_app, self._apps):
-            for key in await self._keys_of_app(app_name, selection):
-                yield key

@@ -21,7 +21,6 @@ UNTYPED = {
     "MongoSessionService.create_session(state)": STATE,
     "MongoSessionService.find_sessions(where)": STATE,
     "MongoSessionService.get_user_state()": STATE,
-    "ServiceSource.find_shared()": STATE,
     "SessionKey.event_id()": ID,
     "SessionKey.id()": ID,
     "SessionSummary.state": STATE,
