@@ -76,7 +76,7 @@ async def test_a_log_is_that_of_the_session_looked_at(
         ]
         await service.delete_session(**IDS)
 
-        assert [each.event and each.event.author for each in read] == [author]
+        assert [event and event.author for _, event in read] == [author]
     await service.create_session(**IDS)
     with pytest.raises(SessionNotFoundError):
         _ = [

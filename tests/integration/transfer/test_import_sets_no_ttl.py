@@ -29,8 +29,8 @@ async def test_moved_sessions_have_no_end(
         ServiceSource(old, ["weather"]) as source,
     ):
         await move(source, service)
-        target = ServiceSource(service, ["weather"])
-        await verify(source, target, on_difference=found.append)
+        async with StoreSource(service) as target:
+            await verify(source, target, on_difference=found.append)
 
     (session,) = admin[database].sessions.find()
     assert session["revision"] == 1
