@@ -402,7 +402,7 @@ def _add(
     advice: str,
 ) -> None:
     sentence = f"{doing} {kind.what}."
-    example = f'mongo-session-service {group.name} {kind.example} "$MONGODB_URI"'
+    example = f"mongo-session-service {group.name} {kind.example}"
     text = f"{sentence}\n\n\b\nExample:\n  {example}"
 
     @group.command(kind.name, short_help=sentence, help=text)

@@ -245,7 +245,7 @@ def _is_same_event(
     except StorageError:
         return False
     if WAITING in there and len(calls) < MAX_NAMED:
-        own = waiting_calls([(there["_id"]["revision"], append.waiting)])
+        own = waiting_calls([(EventRecord(there).revision, append.waiting)])
         others = {each for each in calls if each.revision not in of.redacted}
         if not {*own} <= calls or not others <= of.asked:
             return False
@@ -328,15 +328,17 @@ class StoreTarget:
     ) -> list[SessionPlan]:
         """Compare sessions, or parts of them, with those that are stored."""
         found, as_of = await self._load_sessions(each.key for each in sessions)
-        events = await self._load_events(sessions, found, as_of)
+        headers = {
+            key: stored_header(each, self.hooks)
+            for key, each in found.items()
+            if not is_placeholder(each)
+        }
+        events = await self._load_events(sessions, headers, as_of)
         plans = []
         for each in sessions:
-            document = found.get(each.key)
-            stored = Stored(document, events=events.get(each.key, []))
-            if document is not None and not is_placeholder(document):
-                header = stored_header(document, self.hooks)
-                waits = await self._waits_as_logged(each, document)
-                stored = stored._replace(header=header, waits_as_logged=waits)
+            document, header = found.get(each.key), headers.get(each.key)
+            waits = await self._waits_as_logged(each, document)
+            stored = Stored(document, header, events.get(each.key, []), waits)
             plans.append(compare_session(each, stored, self.hooks))
         return plans
 
@@ -362,7 +364,7 @@ class StoreTarget:
     async def _load_events(
         self,
         parts: Sequence[EncodedSession],
-        sessions: Mapping[SessionKey, Document],
+        headers: Mapping[SessionKey, SessionHeader | Problem],
         as_of: Timestamp,
     ) -> dict[SessionKey, list[Document]]:
         """Load the events at these parts' revisions, and more of them, in order."""
@@ -372,9 +374,10 @@ class StoreTarget:
             for part in parts
         ]
         ranges += [
-            queries.events_after(part.key, sessions[part.key]["revision"])
+            queries.events_after(part.key, header.revision or 0)
             for part in parts
-            if part.is_last and "revision" in sessions.get(part.key, {})
+            if part.is_last
+            and isinstance(header := headers.get(part.key), SessionHeader)
         ]
         if ranges:
             wanted = Query("events", queries.any_of(ranges), order=1)
@@ -383,10 +386,12 @@ class StoreTarget:
                 found.setdefault(EventRecord(event).key, []).append(event)
         return found
 
-    async def _waits_as_logged(self, part: EncodedSession, document: Document) -> bool:
+    async def _waits_as_logged(
+        self, part: EncodedSession, document: Document | None
+    ) -> bool:
         """Whether a session, if this is its last part, names what waits by its log."""
-        asks = part.asked or any(name in document for name in WAITING_FIELDS)
-        if not (part.is_last and asks):
+        asks = part.asked or (document or {}).keys() & {*WAITING_FIELDS}
+        if document is None or not (part.is_last and asks):
             return True
         try:
             session = SessionRecord.read(document)
