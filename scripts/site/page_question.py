@@ -17,7 +17,7 @@ class _Question(Preprocessor):
         question = context and context.page.meta.get("description")
         title = next((line for line in lines if line.strip()), "")
         if not question or not title.startswith("# "):
-            return lines  # a docstring, or the site's first page
+            return lines  # a docstring
         at = lines.index(title) + 1
         return [*lines[:at], "", question, "{: .question }", *lines[at:]]
 

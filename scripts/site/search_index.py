@@ -2,7 +2,7 @@
 
 The search knows sections, and finds one that has all the words. A question's words may
 be in several: so the entry of a page has the text of all its sections, and the words of
-``keywords`` in its front matter, which are what people call its subject.
+``search_words.toml``, which are what people call its subject.
 
 Titles count most. Those of attributes and decisions would come before the how-to that
 one looks for: an entry of the reference has those of its attributes as text, and a page
@@ -12,23 +12,15 @@ of decisions those of its sections.
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 _ROOT = Path(__file__).parents[2]
 _INDEX = _ROOT / "site" / "search.json"
+_WORDS = tomllib.loads(Path(__file__).with_name("search_words.toml").read_text())
 _DEEPEST = {"decisions/": 1, "reference/": 3}
 """The level of headings below which these folders have no entries of their own."""
-
-
-def _keywords(page: str) -> str:
-    path = _ROOT / "docs" / (f"{page.rstrip('/')}.md" if page else "index.md")
-    if not path.exists():
-        path = _ROOT / "docs" / page / "index.md"
-    front = yaml.safe_load(path.read_text().split("---\n", 2)[1])
-    return str(front.get("keywords", ""))
 
 
 def _rewritten(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,7 +30,7 @@ def _rewritten(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         deepest = next((n for it, n in _DEEPEST.items() if page.startswith(it)), 6)
         if item["level"] == 1:
             whole = item
-            whole["text"] += f" <p>{_keywords(page)}</p>"
+            whole["text"] += f" <p>{_WORDS.get(page.rstrip('/'), '')}</p>"
         else:
             text = f" <p>{item['title']}</p> {item['text']}"
             whole["text"] += text
