@@ -391,7 +391,7 @@ class ConsumerStatus:
 async def load_statuses(storage: Storage) -> list[ConsumerStatus]:
     now = await storage.latest_time()
     age = {"$set": {"age": {"$subtract": ["$$NOW", "$saved_at"]}}}
-    held = {"holder": {"$ne": None}, "$expr": renewed_at_condition(storage, "$gte")}
+    held = {"holder": {"$ne": None}, "$expr": renewed_at_condition(storage, "$lte")}
     count = {"$group": {"_id": "$_id.consumer", "count": {"$sum": 1}}}
     checkpoints, leases, letters = await storage.read(
         Query("checkpoints", {}, order=1, then=(age,)),

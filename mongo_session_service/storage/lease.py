@@ -10,7 +10,9 @@ these fields:
   renewed last. It is free without a holder, or ``Limits.lease_seconds`` after that.
   With the holder are the ids of the client sessions in which it runs transactions.
 
-All times are the server's. Clocks of clients decide nothing.
+All times are the server's. Clocks of clients decide nothing. A renewal that lies ahead
+by as much was made by an earlier primary, whose clock was fast; a holder that is alive
+has renewed it since.
 
 While MongoDB is away, nobody can renew a lease, and all of them expire. So whoever
 finds one expired watches it until MongoDB has answered for half of ``lease_seconds``
@@ -266,7 +268,7 @@ class Lease:
         expired = {
             "_id": self.id,
             f"{path}holder.token": {"$nin": [None, self.token]},
-            "$expr": renewed_at_condition(database, "$lt", path),
+            "$expr": renewed_at_condition(database, "$gt", path),
         }
         fields = (f"{path}holder", f"{path}renewed_at")
         query = Query(self.collection, expired, limit=1, fields=fields)
@@ -312,23 +314,26 @@ def lease_is_free(storage: Database, path: str = "") -> Document:
     holder = {"$ifNull": [f"${path}holder", None]}
     # An append may renew what was released meanwhile.
     return {
-        "$or": [{"$eq": [holder, None]}, renewed_at_condition(storage, "$lt", path)]
+        "$or": [{"$eq": [holder, None]}, renewed_at_condition(storage, "$gt", path)]
     }
 
 
 def lease_has_expired(storage: Database, lease: Document, now: float) -> bool:
     """Whether a lease that was read just now is not renewed any more."""
     renewed: datetime = lease.get("renewed_at", _NEVER).replace(tzinfo=UTC)
-    return now - renewed.timestamp() > storage.limits.lease_seconds
+    return abs(now - renewed.timestamp()) > storage.limits.lease_seconds
 
 
 def renewed_at_condition(database: Database, operator: str, path: str = "") -> Document:
-    """Return the expression that compares a renewal with the oldest valid one."""
-    seconds = database.limits.lease_seconds
-    since: Any = {"$subtract": ["$$NOW", round(seconds * 1000)]}
+    """Return the expression that compares how long ago a renewal was with the limit.
+
+    One that is as far ahead is by the clock of a server that is primary no more.
+    """
+    now: Any = "$$NOW"
     if database.is_mock:  # which knows no $$NOW
-        since = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
-    return {operator: [{"$ifNull": [f"${path}renewed_at", _NEVER]}, since]}
+        now = datetime.now(UTC).replace(tzinfo=None)
+    age = {"$subtract": [now, {"$ifNull": [f"${path}renewed_at", _NEVER]}]}
+    return {operator: [{"$abs": age}, round(database.limits.lease_seconds * 1000)]}
 
 
 class LeaseRenewer:

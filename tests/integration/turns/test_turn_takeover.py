@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from google.adk.events import Event
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from support.one_session import IDS, authors, read
 
 from mongo_session_service import (
@@ -73,6 +74,40 @@ async def test_a_body_may_block_its_event_loop(mongodb_uri: str, database: str) 
     assert try_elsewhere(mongodb_uri, database, wait=10) is None
     await service.close()
     await client.close()
+
+
+@brief_leases
+async def test_a_turn_of_a_server_whose_clock_was_fast_is_taken_over(
+    service: MongoSessionService, admin: MongoClient[Any], database: str
+) -> None:
+    """Its holder died with it; who lives has renewed the turn by the new primary's."""
+    await service.create_session(**IDS)
+    ahead = datetime.now(UTC) + timedelta(minutes=10)
+    holder = {"token": "dead", "host": "h", "pid": 1}
+    turn = {"epoch": 1, "holder": holder, "since": ahead, "renewed_at": ahead}
+    admin[database].sessions.update_one({}, {"$set": {"turn": turn}})
+    (abandoned,) = await service.find_turns(status="abandoned")
+    assert abandoned.epoch == 1
+    async with service.turn(**IDS, wait=10 * BRIEF):
+        pass
+
+
+@brief_leases
+async def test_a_living_holder_keeps_what_it_renewed_by_a_fast_clock(
+    service: MongoSessionService,
+    second: MongoSessionService,
+    admin: MongoClient[Any],
+    database: str,
+) -> None:
+    """Others watch it until it had to renew it, and it has."""
+    await service.create_session(**IDS)
+    async with second.turn(**IDS) as session:
+        ahead = {"turn.renewed_at": datetime.now(UTC) + timedelta(minutes=10)}
+        admin[database].sessions.update_one({}, {"$set": ahead})
+        with pytest.raises(TimeoutError):
+            async with service.turn(**IDS, wait=BRIEF / 2):
+                pass
+        await second.append_event(session, Event(author="x"))
 
 
 @pytest.mark.limits(lease_seconds=0.1, lease_renewal_seconds=3600)
