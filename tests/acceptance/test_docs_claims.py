@@ -70,16 +70,39 @@ async def test_the_queries_find_what_they_name(
         assert admin[database][collection].count_documents(query) == 1, query
 
 
-def test_each_promise_leads_to_its_tests() -> None:
-    """Each heading of the guarantees names tests, and these exist."""
-    guarantees = (DOCS / "concepts" / "guarantees.md").read_text()
-    *promises, _ = re.findall(r"^## (.+)$", guarantees, re.MULTILINE)
+def promises() -> list[str]:
+    """The sentences of the guarantees, as they are read."""
+    page = (DOCS / "concepts" / "guarantees.md").read_text()
+    page = page[page.index("## Writing") : page.index("## How it was tested")]
+    page = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", page)
+    points = re.split(r"^(?:- |##.*$)", page, flags=re.MULTILINE)
+    texts = [" ".join(point.split()) for point in points]
+    return [
+        it for text in texts if text for it in re.split(r"(?<=\.) (?=[A-Z`])", text)
+    ]
 
-    named = (ROOT / "tests" / "README.md").read_text()
-    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
 
-    assert re.findall(r"^\| ([A-Z].+?) \|", named, re.MULTILINE) == promises
-    assert set(re.findall(r"`(test_\w+\.py)`", named)) - tests == set()
+def test_each_promise_names_its_tests() -> None:
+    """Each sentence of the guarantees has its row, in order, and each test is there."""
+    named = (ROOT / "tests" / "README.md").read_text().partition("## Modules")[0]
+    rows = re.findall(r"^\| (?!promise)([A-Z].+?) \| (.+) \|$", named, re.MULTILINE)
+    tests = {
+        f"{path.name}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    begun = [
+        sentence[: len(start)]
+        for sentence, (start, _) in zip(promises(), rows, strict=False)
+    ]
+
+    assert begun == [start for start, _ in rows]
+    assert len(promises()) == len(rows)
+    for start, cell in rows:
+        listed = {*re.findall(r"`(test_\w+\.py::\w+)`", cell)}
+        assert listed, start
+        assert listed - tests == set(), start
 
 
 def test_the_files_that_contributors_are_sent_to_exist() -> None:
