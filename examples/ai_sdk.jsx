@@ -3,10 +3,11 @@ import { DefaultChatTransport } from "ai";
 import { createRoot } from "react-dom/client";
 
 const id = new URLSearchParams(location.search).get("session") ?? "first";
-const stored = await (await fetch(`/api/chat/${id}`)).json();
+const path = `/api/chat/${encodeURIComponent(id)}`;
+const stored = await (await fetch(path)).json();
 const transport = new DefaultChatTransport({
   prepareReconnectToStreamRequest: () => ({
-    api: `/api/chat/${id}/stream?after=${stored.at(-1).metadata.revision}`,
+    api: `${path}/stream?after=${stored.at(-1).metadata.revision}`,
   }),
 });
 

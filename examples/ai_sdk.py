@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import uvicorn
-from ai_sdk_stream import message_of, stream
+from ai_sdk_stream import StoppedError, message_of, stream
 from fastapi import FastAPI, Request, Response
 from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
@@ -20,7 +20,12 @@ from google.adk.runners import Runner
 from google.genai import types
 from scripted_model import CountingModel
 
-from mongo_session_service import MongoSessionService, SessionKey
+from mongo_session_service import (
+    MongoSessionService,
+    RunningTurn,
+    SessionKey,
+    TurnInfo,
+)
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 PORT = int(os.environ.get("PORT", "8000"))
@@ -69,7 +74,21 @@ async def send(request: Request, body: dict[str, Any]) -> Response:
         new_message=types.UserContent(text),
         run_config=RunConfig(streaming_mode=StreamingMode.SSE),
     )
-    return stream(aiter(running))
+    return stream(events_of(running))
+
+
+async def events_of(running: RunningTurn) -> AsyncIterator[Event]:
+    async for event in running:
+        yield event
+    check_end(running.turn.info)
+
+
+def check_end(turn: TurnInfo) -> None:
+    """Raise an error if a turn was stopped, or has failed."""
+    if turn.status == "stopped":
+        raise StoppedError
+    if turn.status in {"failed", "abandoned"}:
+        raise RuntimeError(turn.reason or turn.error_type)
 
 
 @app.get("/api/chat/{session_id}/stream")
@@ -89,6 +108,7 @@ async def events_after(key: SessionKey, after: int) -> AsyncIterator[Event]:
             if change.event:
                 yield change.event
             elif change.turn and change.turn.status not in {"running", "stopping"}:
+                check_end(change.turn)
                 return
 
 

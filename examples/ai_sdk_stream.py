@@ -1,11 +1,14 @@
 """ADK's events as the AI SDK has them: as messages, and as the stream of one."""
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 from google.adk.events import Event
+
+logger = logging.getLogger(__name__)
 
 
 def message_of(event: Event) -> dict[str, Any]:
@@ -24,8 +27,25 @@ def stream(events: AsyncIterator[Event]) -> StreamingResponse:
     )
 
 
+class StoppedError(Exception):
+    """Somebody has stopped the turn."""
+
+
 async def chunks(events: AsyncIterator[Event]) -> AsyncIterator[dict[str, str]]:
-    """The AI SDK's stream of a message: a text for each event of the agent's."""
+    """The AI SDK's stream of a message, and how it has ended."""
+    try:
+        async for chunk in texts(events):
+            yield chunk
+        yield {"type": "finish"}
+    except StoppedError:
+        yield {"type": "abort"}
+    except Exception:  # users need not know what it was
+        logger.exception("A turn has failed.")
+        yield {"type": "error", "errorText": "There is no answer. Try it again."}
+
+
+async def texts(events: AsyncIterator[Event]) -> AsyncIterator[dict[str, str]]:
+    """A text for each event of the agent's."""
     sent: dict[str, int] = {}
     async for event in events:
         text = said(event)
@@ -41,7 +61,6 @@ async def chunks(events: AsyncIterator[Event]) -> AsyncIterator[dict[str, str]]:
         yield {"type": "text-delta", "id": event.id, "delta": new}
         if not event.partial:
             yield {"type": "text-end", "id": event.id}
-    yield {"type": "finish"}
 
 
 def said(event: Event) -> str:

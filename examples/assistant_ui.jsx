@@ -18,14 +18,15 @@ async function call(method, path, body) {
   return answer;
 }
 
-location.hash ||= await call("POST", "/sessions");
-const opened = location.hash.slice(1); // any version of the conversation
-const pathOf = (id) => opened.replace(/[^/]*$/, encodeURIComponent(id));
+const mine = await call("GET", "/mine");
+let [opened] = /^[\w-]+$/.exec(location.hash.slice(1)) ?? []; // any version of the conversation
+if (!opened) location.hash = opened = await call("POST", "/sessions");
+const pathOf = (id) => `${mine}/${encodeURIComponent(id)}`;
 
 let branches, shown, logs, isRunning;
 
 async function open() {
-  const family = await call("GET", `${opened}/branches`);
+  const family = await call("GET", `${pathOf(opened)}/branches`);
   const read = {};
   for (const { session_id, version_of, revision } of family.branches) {
     const common = (read[version_of] ?? []).filter((row) => row.revision <= revision);

@@ -19,7 +19,7 @@ const app = { appName: "chat", userId: "ada" };
 const stream = createAdkStream({ api, ...app });
 const { adapter, load } = createAdkSessionAdapter({ apiUrl: api, ...app });
 
-const opened = location.hash.slice(1);
+const [opened] = /^[\w-]+$/.exec(location.hash.slice(1)) ?? [];
 const note = (id) => id && history.replaceState(null, "", `#${id}`);
 
 const Message = ({ role }) => (

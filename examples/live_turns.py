@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -54,11 +55,18 @@ async def page() -> FileResponse:
     return FileResponse(Path(__file__).with_suffix(".html"))
 
 
+@app.get("/mine")
+async def mine(request: Request) -> str:
+    """Where the user's sessions are."""
+    user = quote(request.cookies.get("user", "ada"), safe="")
+    return f"/apps/{runner.app_name}/users/{user}/sessions"
+
+
 @app.post("/sessions")
 async def create_session(request: Request) -> str:
     user = request.cookies.get("user", "ada")
     session = await service.create_session(app_name=runner.app_name, user_id=user)
-    return f"/apps/{runner.app_name}/users/{user}/sessions/{session.id}"
+    return session.id
 
 
 if __name__ == "__main__":

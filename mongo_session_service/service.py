@@ -701,7 +701,7 @@ class MongoSessionService(BaseSessionService):
             interrupt: Whether to stop the turn that runs, instead of waiting for its
                 end. Of several who wait so, the latest has the next turn.
             keep_partial_answer: Whether the text that was said when the turn is
-                stopped is stored as an event with ``interrupted=True``.
+                stopped, or fails, is stored as an event with ``interrupted=True``.
             instead_of: An invocation of the session whose message is edited, by
                 ``new_message``, or without one is asked again. The session stays as it
                 is: the turn runs in a *branch*, a new session with the events before

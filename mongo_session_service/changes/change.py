@@ -100,9 +100,9 @@ class Change(Details):
 
         It is what ADK's own REST server would send, whose names the fields have:
         without credentials, without the metadata that ADK keeps for itself, and without
-        what is None. ``event``, ``state_delta``, ``state`` and ``model_dump_json()``
-        stay whole. The forms of values that JSON has no place for are in
-        ``docs/data-model.md``.
+        what is None, but for the details in an ``updated``. ``event``, ``state_delta``,
+        ``state`` and ``model_dump_json()`` stay whole. The forms of values that JSON
+        has no place for are in ``docs/data-model.md``.
         """
         return public_view.json_text(self._fields)
 
@@ -123,4 +123,5 @@ class Change(Details):
         if self.turn is not None:
             turn = self.turn._asdict()
             named["turn"] = {name: it for name, it in turn.items() if it is not None}
-        return {name: value for name, value in named.items() if value is not None}
+        kept = Details.model_fields if self.kind == "updated" else {}
+        return {it: named[it] for it in named if named[it] is not None or it in kept}

@@ -241,6 +241,8 @@ class EventQuery(Shape):
     after_revision: Revision | PlaceText = 0
     before_revision: Revision | PlaceText | None = None
     newest_first: bool = False
+    rewound: bool = True
+    """Whether events that rewinds have undone are listed too, and the rewinds."""
 
 
 class SessionRead(Shape):

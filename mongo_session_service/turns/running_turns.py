@@ -394,11 +394,11 @@ class RunningTurn:
                 return
             if is_stopped:
                 closing = closing_events_of_stopped(log, turn.root_agent_name)
-                if self._keeps_partial_answer:
-                    texts = [each for each in self._so_far if is_text(each)]
-                    closing += interrupted_answers(texts, log)
             else:
                 closing = closing_events_of_failed(log)
+            if self._keeps_partial_answer:
+                texts = [each for each in self._so_far if is_text(each)]
+                closing += interrupted_answers(texts, log)
             for event in closing:
                 await turn.append_event(event)
                 self._publish(event)

@@ -268,6 +268,26 @@ async def test_a_row_has_the_turn_of_its_session(
     assert rows[0]["turn"]["epoch"] == 1
 
 
+async def test_what_was_rewound_can_be_left_out(
+    service: MongoSessionService, url: str
+) -> None:
+    """Of pages of events, with the rewinds; by default all is listed."""
+    session = await create(service, "s")
+    for n, rewinds in enumerate((None, None, "i1", None)):
+        event = new_event(n=n)
+        event.invocation_id = f"i{n}"
+        event.actions.rewind_before_invocation_id = rewinds
+        await service.append_event(session, event)
+
+    async def revisions(**query: Any) -> list[int]:
+        page = (await asked(f"{url}/s/events", **query)).json()
+        return [each["revision"] for each in page["events"]]
+
+    assert await revisions() == [1, 2, 3, 4]
+    assert await revisions(rewound="false") == [1, 4]
+    assert await revisions(rewound="false", newest_first="true", limit=1) == [4]
+
+
 @pytest.mark.limits(http_page_bytes=1000)
 async def test_a_page_of_large_events_is_shorter(
     service: MongoSessionService, url: str

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events import Event
+from google.adk.models import LlmRequest, LlmResponse
 from google.adk.runners import Runner
 from pydantic import BaseModel, ValidationError
 from pymongo import MongoClient
 from support.function_calls import open_calls
 from support.one_session import IDS, authors, read
 from support.scripted_model import ScriptedModel, call, said
+from support.spoken_model import SpokenModel
 from support.subscriptions import until
 
 from mongo_session_service import (
@@ -73,6 +75,44 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_failure(
     assert turn.error_type == "CancelledError"
     assert open_calls((await read(service)).events) == set()
     assert sum("failed with CancelledError" in it.message for it in caplog.records) == 1
+
+
+class Breaking(SpokenModel):
+    """A model that fails once it has said what it is to say."""
+
+    async def generate_content_async(
+        self,
+        llm_request: LlmRequest,
+        stream: bool = False,  # noqa: FBT001, FBT002  ADK's signature
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Yield the pieces, and raise in place of the whole."""
+        async for each in super().generate_content_async(llm_request, stream):
+            if not each.partial:
+                raise ConnectionError
+            yield each
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_what_a_failed_answer_has_said_is_kept(
+    service: MongoSessionService, keep: Any
+) -> None:
+    """As an interrupted event, as of one that is stopped, unless it is not wanted."""
+    await service.create_session(**IDS)
+    model = Breaking()
+    agent = LlmAgent(name="agent", model=model)
+    runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+    model.say("It is ", thought=True)
+    model.say("It ", "is ")
+    model.end_answer()
+    running = await service.start_turn(
+        runner, **OWNER, new_message=said("hi"), keep_partial_answer=keep
+    )
+    with pytest.raises(ConnectionError):
+        await running.result()
+    kept = (await read(service)).events[1:]
+    texts = [(it.interrupted, it.content.parts[0].text) for it in kept if it.content]
+    assert texts == ([(True, "It is ")] if keep else [])
+    assert (await service.find_turns(status="failed"))[0].reason is None
 
 
 async def test_a_request_is_not_cancelled_by_its_agent(

@@ -160,6 +160,15 @@ def test_text_is_looked_through_in_time_that_its_length_bounds() -> None:
     assert time.process_time() - began < 2
 
 
+def test_a_detail_that_was_removed_is_null() -> None:
+    """In an ``updated``, so that who merges changes drops it; in no other kind."""
+    updated = Change(kind="updated", app_name="app", labels={"k": "v"}, time=1.0)
+    none = {"title": None, "ttl": None, "expire_time": None}
+    assert sent(updated).items() >= (none | {"labels": {"k": "v"}}).items()
+    assert json.loads(updated.outline_text).items() >= none.items()
+    assert not sent(change()).keys() & none.keys()
+
+
 def test_empty_metadata_is_left_out() -> None:
     """As ADK does it, from events alone: state may have such keys."""
     internal = {"__adk_internal_restored_event": True}
