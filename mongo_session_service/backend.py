@@ -4,6 +4,9 @@ An async client belongs to the loop it is first used in, and is closed together 
 it. But ADK's ``Runner.run()`` starts a new loop in a new thread for every call. So a
 service built from a URI has one client in a thread's loop, for all loops that may end
 soon, and opens one for each loop that stays.
+
+Each loop holds what was opened in it, and nothing else does: one that is dropped, and
+closed by nobody, leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from itertools import count
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
@@ -40,17 +44,22 @@ from mongo_session_service.storage.failures import FOREIGN_LOOP
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.loop_thread import is_thread_loop, thread_loop
 from mongo_session_service.storage.tasks import (
+    await_in,
     background,
     cancel_background_tasks,
     join,
     running_loop,
     uninterrupted,
 )
+from mongo_session_service.telemetry import Living
 
 logger = logging.getLogger(__name__)
 
 _CLIENT_PRICE: Final = 100
 """Calls through the loop thread that take as long, together, as to open a client."""
+_KEEPERS: Final = "_mongo_session_service_keepers"
+"""The attribute of an event loop that holds what closes its clients when it ends."""
+_numbers: Final = count()
 
 _Part = TypeVar("_Part")
 _Arguments = ParamSpec("_Arguments")
@@ -66,19 +75,25 @@ class Stage(IntEnum):
     """Missing collections and indexes were created."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Backend:
     """Reads, writer and storage of one event loop, and what else there is one of."""
 
+    loop: asyncio.AbstractEventLoop
     storage: Storage
     reads: SessionReads
     writer: Writer
     appender: Appender
     sweep: Sweep
-    keeper: AsyncGenerator[None, None] | None
-    """Calls the closers when the loop ends; None if the client is borrowed."""
-    closers: list[Callable[[], Awaitable[None]]]
-    """What closes its own client, if it has one, and its parts: the last one first."""
+    """Of a guest, that of the loop thread."""
+    is_borrowed: bool
+    """Whether its client is closed by somebody else."""
+    closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """What closes its parts: the last one first."""
+    keeper: AsyncGenerator[None, None] | None = None
+    """Closes it when the loop ends; None if there is nothing to close."""
+    is_closed: bool = False
+    closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     stage: Stage = Stage.OPENED
     calls_as_guest: int = 0
     """How often it was used without a client of its own."""
@@ -97,6 +112,27 @@ class Backend:
             self._parts[kind] = kind(*args, **kwargs)
         part: _Part = self._parts[kind]
         return part
+
+    def keep(self) -> None:
+        """Have what it has opened closed when its loop ends."""
+        if self.keeper is None and not self.is_borrowed:
+            self.keeper = keep_until_loop_ends(self.close, self.loop)
+
+    async def close(self) -> None:
+        """Close its parts, the last one first, and then its own client."""
+        async with self.closing:  # whoever comes late, as a loop ends, waits
+            try:
+                while self.closers:
+                    close = self.closers[-1]
+                    await close()
+                    self.closers.remove(close)
+            finally:
+                if self.is_borrowed:
+                    await self.storage.client_sessions.end_all()
+                elif self.storage.host is None and not self.is_closed:
+                    # One that is cut off leaves connections.
+                    await uninterrupted(self.storage.close_client())
+                    self.is_closed = True
 
 
 class Backends:
@@ -122,11 +158,14 @@ class Backends:
         self._build: asyncio.Task[None] | None = None
         self.pid = os.getpid()
         self._lock = threading.RLock()
-        self.opened: dict[asyncio.AbstractEventLoop, Backend] = {}
+        self._attribute = f"_mongo_session_service_{next(_numbers)}"
+        """That of an event loop which holds its backend."""
+        self.opened = Living[Backend]()
         self._loop_of_client: asyncio.AbstractEventLoop | None = None
         """The only event loop of a borrowed client, even when that is closed."""
         if self._uri is not None:
-            closing = weakref.finalize(self, _close_forgotten, self.pid, self.opened)
+            forgetting = self.pid, self.opened, self._attribute
+            closing = weakref.finalize(self, _close_forgotten, *forgetting)
             closing.atexit = False  # their event loops have closed them by then
         self._latest = LatestWrite()
         self.clock = ServerClock()
@@ -143,10 +182,14 @@ class Backends:
         """The objects of a class, by event loop, that its backends have as parts."""
         self._reset_after_fork()
         return {
-            loop: each._parts[kind]  # noqa: SLF001
-            for loop, each in self.opened.copy().items()
+            each.loop: each._parts[kind]  # noqa: SLF001
+            for each in self.opened
             if kind in each._parts  # noqa: SLF001
         }
+
+    def here(self) -> Backend | None:
+        """Return what the running event loop has; None before its first call."""
+        return getattr(running_loop(), self._attribute, None)
 
     async def backend(
         self, stage: Stage = Stage.CHECKED, *, stays: bool = False
@@ -160,7 +203,7 @@ class Backends:
         A loop that ``stays`` has a client of its own. Others are guests of the loop
         thread, until they have made as many calls as take as long as to open one.
         """
-        backend = self.opened.get(running_loop())
+        backend = self.here()
         if backend is None or backend.stage < stage or stays or self.pid != os.getpid():
             backend = await self._make_ready(stage, stays=stays)
         return backend
@@ -170,19 +213,19 @@ class Backends:
 
     async def _make_ready(self, stage: Stage, *, stays: bool) -> Backend:
         self._reset_after_fork()
-        loop = running_loop()
-        backend = self.opened.get(loop)
+        backend = self.here()
         if backend is None:
-            backend = self._open_backend(loop, stays=stays or self._uri is None)
+            stays |= self._uri is None
+            backend = self._open_backend(running_loop(), stays=stays)
         elif backend.storage.host is not None:
             backend.calls_as_guest += 1
             if stays or backend.calls_as_guest > _CLIENT_PRICE:
-                backend.storage.connect(self._open_client(loop))
-                backend.closers.insert(0, self._closing(backend.storage))
+                backend.storage.connect(self._open_client(backend.loop))
+                backend.keep()
         if stage > self._stage:
             await join(backend.attempts, stage, partial(self._attempt, backend, stage))
         if self._stage >= Stage.CHECKED:
-            backend.sweep.start_timer()
+            backend.sweep.start_timer(backend.storage.client_loop)
             if backend.storage.host is None:
                 backend.stage = self._stage
         return backend
@@ -207,10 +250,14 @@ class Backends:
     async def _set_up(self, storage: Storage, *, builds: bool) -> None:
         self._missing, is_to_be_built = await set_up(storage, builds=builds)
         self._stage = Stage.SET_UP
-        for each in self.opened.copy().values():
+        for each in self.opened:
             each.storage.has_event_index = EVENT_ONCE.name not in self._missing
         if is_to_be_built:
-            self._build = background(self._build_indexes(storage))
+            home = storage.host or storage
+            storage.client_loop.call_soon_threadsafe(self._start_build, home)
+
+    def _start_build(self, storage: Storage) -> None:
+        self._build = background(self._build_indexes(storage))
 
     async def _build_indexes(self, storage: Storage) -> None:
         try:
@@ -227,42 +274,39 @@ class Backends:
             self._loop_of_client = loop
         return self._client
 
-    def _closing(self, storage: Storage) -> Callable[[], Awaitable[None]]:
-        """What closes a client, or of a borrowed one what was opened in it."""
-        borrowed = self._uri is None
-        return storage.client_sessions.end_all if borrowed else storage.close_client
-
     def _open_backend(self, loop: asyncio.AbstractEventLoop, *, stays: bool) -> Backend:
-        closers: list[Callable[[], Awaitable[None]]] = []
         with self._lock:
-            forget_closed_loops(self.opened)
-            if stays:
-                host, client = None, self._open_client(loop)
-            else:
+            host: Backend | None = None
+            if not stays:
                 there = thread_loop()
-                opened = self.opened.get(there)
-                host = (opened or self._open_backend(there, stays=True)).storage
-                client = host.client
-            storage = Storage(client, self._settings, self._latest, self.clock, host)
+                host = getattr(there, self._attribute, None)
+                host = host or self._open_backend(there, stays=True)
+            storage = Storage(
+                host.storage.client if host else self._open_client(loop),
+                self._settings,
+                self._latest,
+                self.clock,
+                host.storage if host else None,
+            )
             storage.has_event_index = EVENT_ONCE.name not in self._missing
-            if stays:
-                closers.append(self._closing(storage))
             reads = SessionReads(storage, self._read_cache)
             writer = Writer(
                 storage, partial(commit_batch, storage), partial(judge, storage)
             )
-            keeper = None
-            if self._uri is not None:
-                keeper = keep_until_loop_ends(partial(_close_all, closers), loop)
-            self.opened[loop] = entry = Backend(
+            entry = Backend(
+                loop=loop,
                 storage=storage,
                 reads=reads,
                 writer=writer,
                 appender=Appender(storage, reads, writer),
-                sweep=Sweep(storage, self._sweeps),
-                keeper=keeper,
-                closers=closers,
+                sweep=host.sweep if host else Sweep(storage, self._sweeps),
+                is_borrowed=self._uri is None,
             )
+            if host is None:
+                entry.closers += [entry.sweep.stop, reads.close]
+                entry.keep()
+            setattr(loop, self._attribute, entry)
+            self.opened.add(entry)
             return entry
 
     def forget(
@@ -279,27 +323,29 @@ class Backends:
         """
         self._read_cache.clear()
         with self._lock:
-            entries = self.opened.copy()
-            self.opened.clear()
+            entries = [*self.opened]
+            for each in entries:
+                self.opened.discard(each)
+                delattr(each.loop, self._attribute)
         # Each is closed, also if this is cancelled, and the host after its guests.
         async with AsyncExitStack() as closing:
-            for loop, entry in entries.items():
-                if loop is running_loop():
-                    closing.push_async_callback(_close_backend, entry)
-                elif not loop.is_closed():
-                    closing.push_async_callback(_close_elsewhere, entry, loop)
+            for each in entries:
+                # The keeper of a loop that may be ending closes it then; that of one
+                # that stays would be left there for ever.
+                stays = each.loop is running_loop() or is_thread_loop(each.loop)
+                close = partial(_close_backend if stays else _finish_and_close, each)
+                closing.push_async_callback(await_in, each.loop, close)
 
 
-def _close_forgotten(
-    pid: int, entries: dict[asyncio.AbstractEventLoop, Backend]
-) -> None:
+def _close_forgotten(pid: int, entries: Living[Backend], attribute: str) -> None:
     """Close the clients of a service that was garbage-collected, in any thread."""
     if pid != os.getpid():
         return  # its clients stayed in the parent
 
-    for loop, entry in entries.items():
+    for entry in entries:
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_start_closing, entry)
+            entry.loop.call_soon_threadsafe(_start_closing, entry)
+            delattr(entry.loop, attribute)
 
 
 def _start_closing(entry: Backend) -> None:
@@ -314,38 +360,10 @@ async def _close_backend(entry: Backend) -> None:
             await anext(entry.keeper, None)
 
 
-async def _close_all(closers: list[Callable[[], Awaitable[None]]]) -> None:
-    while closers:
-        close = closers[-1]
-        await close()
-        if close in closers:  # else another call was faster
-            closers.remove(close)
-
-
 async def _finish_and_close(entry: Backend) -> None:
     """Finish what is under way, which needs the client; then close all."""
-    await entry.sweep.stop()
     await entry.writer.finish_writes()
-    await _close_all(entry.closers)
-
-
-async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a client in its own loop, which may be ending: then its keeper does it."""
-    # The keeper of a loop that stays would be left there for ever.
-    stays = is_thread_loop(loop)
-    closing = _close_backend(entry) if stays else _finish_and_close(entry)
-    try:
-        done = asyncio.run_coroutine_threadsafe(closing, loop)
-    except RuntimeError:  # the loop was closed just now
-        closing.close()
-        return
-    # A loop silently drops what is sent to it at its very end.
-    while loop.is_running() and not done.done():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
-_keepers: dict[asyncio.AbstractEventLoop, list[AsyncGenerator[None, None]]] = {}
-"""Referred to from here, since a keeper has to outlive a service that is let go."""
+    await entry.close()
 
 
 def keep_until_loop_ends(
@@ -365,36 +383,20 @@ def keep_until_loop_ends(
             await cancel_background_tasks()
             raise
         finally:
-            _keepers[loop].remove(keeper)
+            getattr(loop, _KEEPERS).remove(keeper)
             with warnings.catch_warnings():
                 # Older PyMongo closes by means of such generators itself.
                 message = "asynchronous generator .* was scheduled after"
                 warnings.filterwarnings("ignore", message, ResourceWarning)
-                await uninterrupted(close_whole())
-
-    async def close_whole() -> None:
-        try:
-            await close()
-        except asyncio.CancelledError:  # as of all tasks, when the loop ends
-            await close()
-            raise
+                await uninterrupted(close())
 
     keeper = keep()
-    forget_closed_loops(_keepers)
-    _keepers.setdefault(loop, []).append(keeper)
+    # It has to outlive a service that is let go.
+    setattr(loop, _KEEPERS, [*getattr(loop, _KEEPERS, ()), keeper])
 
     def begin() -> None:
         with suppress(StopIteration):  # it has yielded
             anext(keeper).send(None)
 
-    if loop is running_loop():
-        begin()
-    else:
-        loop.call_soon_threadsafe(begin)
+    loop.call_soon_threadsafe(begin)  # a background task hides what begins in it
     return keeper
-
-
-def forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
-    for loop in list(mapping):
-        if loop.is_closed():
-            mapping.pop(loop, None)

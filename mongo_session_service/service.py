@@ -45,7 +45,7 @@ from mongo_session_service.consumers.checkpoint import (
     Start,
     load_statuses,
 )
-from mongo_session_service.consumers.consumer import Consumer
+from mongo_session_service.consumers.consumer import Consumer, calling
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -102,6 +102,7 @@ from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import LeaseRenewer
 from mongo_session_service.storage.tasks import (
     ReraisedCancellation,
+    await_in,
     in_slices,
     running_loop,
     uninterrupted,
@@ -281,8 +282,9 @@ class MongoSessionService(BaseSessionService):
         """
         validation.check_seconds("grace", grace)
         async with self._running_turns.stopped(grace):
-            here = [each for each in self._consumers if each.is_here]
-            await asyncio.gather(*(each.end() for each in here))
+            end = partial(Consumer.end, caller=calling.get())
+            reading = [(it.loop, partial(end, it)) for it in self._consumers if it.loop]
+            await asyncio.gather(*(await_in(*each) for each in reading))
             self._turns.call_lines(WaitingLine.fail_all)
             await self._backends.close()
             await self._lease_renewer.end_thread()

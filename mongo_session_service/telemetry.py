@@ -96,6 +96,9 @@ class Living(Generic[_Member]):
     def add(self, member: _Member) -> None:
         self._by_id[id(member)] = member
 
+    def discard(self, member: _Member) -> None:
+        self._by_id.pop(id(member), None)
+
     def __iter__(self) -> Iterator[_Member]:
         members = [reference() for reference in self._by_id.valuerefs()]
         return iter([each for each in members if each is not None])

@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_HANDLER_PAUSE: Final = 30.0  # seconds
 
-_calling: ContextVar[Consumer | None] = ContextVar("_calling", default=None)
+calling: ContextVar[Consumer | None] = ContextVar("calling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
 
 
@@ -118,7 +118,8 @@ class Consumer:
         self._backends = backends
         self._settings = settings
         self._renewer = renewer
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop in which it reads."""
         self._is_idle = asyncio.Event()
         """Set unless run() is handling a change."""
         self._is_idle.set()
@@ -165,13 +166,12 @@ class Consumer:
         if self._is_idle.is_set():
             await self._release_name()
 
-    async def end(self) -> None:
+    async def end(self, caller: Consumer | None = None) -> None:
         """Close, and wait until the current change is handled.
 
-        It does not wait if its own handler calls this, nor for a handler that itself
-        waits for consumers to end.
+        It does not wait if its own handler is the ``caller``, nor for a handler that
+        itself waits for consumers to end.
         """
-        caller = _calling.get()
         if caller is not None:
             caller._is_ending = True  # noqa: SLF001
         await self.close()
@@ -184,11 +184,6 @@ class Consumer:
         if not self._is_open:
             return None
         return time.monotonic() - self._checkpoint.saved_at
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it reads in the running event loop."""
-        return self._loop is running_loop()
 
     def __aiter__(self) -> Self:
         return self
@@ -281,7 +276,7 @@ class Consumer:
             raise InvalidInputError(message)
         self._check_not_running()
         run = self._run = _Run(handler, max_attempts, transactional, concurrency)
-        token = _calling.set(self)
+        token = calling.set(self)
         try:
             while await self._acquire_name():
                 if until_caught_up and self._until is None:
@@ -299,7 +294,7 @@ class Consumer:
                 if not self._has_ended.is_set():
                     self._is_idle.set()
         finally:
-            _calling.reset(token)
+            calling.reset(token)
             try:
                 await self._release_name()
             finally:
@@ -349,7 +344,7 @@ class Consumer:
         If this is cancelled, the next call continues.
         """
         if not self._is_open:
-            self._loop = running_loop()
+            self.loop = running_loop()
             self._has_uncommitted = False
             # It holds no reference to the consumer, which may be collected meanwhile.
             claim = partial(_claim_name, self._backends, self._settings, self._renewer)

@@ -327,6 +327,7 @@ class Feed:
         self.log = _LogReader(backend, counters)
         self._partials = _PartialReader(backend, counters)
         backend.closers.append(self.close)
+        backend.keep()
 
     async def open_inbox(
         self, scope: Scope, max_bytes: int, *, partials: bool

@@ -942,7 +942,7 @@ class SessionResources:
         except TimeoutError:
             if not timer.expired():
                 raise
-            backend = backends_of(self.service).opened.get(asyncio.get_running_loop())
+            backend = backends_of(self.service).here()
             late = f"no answer within {seconds:g} seconds"
             error = StorageUnavailableError(f"MongoDB gave {late}.")
             raise (backend.storage.late_error(late) if backend else error) from None

@@ -56,6 +56,8 @@ from mongo_session_service.storage.transactions import Transaction
 _KEYS_AT_ONCE: Final = 100
 """Sessions whose shared state is read, and held, at once."""
 
+Loop = asyncio.AbstractEventLoop
+
 IDLE: Final = 300.0
 """Seconds after its latest read at which a log is dropped."""
 
@@ -152,6 +154,11 @@ class SessionReads:
         self._next_keys: set[SessionKey] = set()
         self._next_read: asyncio.Task[list[Document]] | None = None
 
+    async def close(self) -> None:
+        """Drop what a timer of this event loop would have dropped."""
+        if self._cache is not None:
+            self._cache.clear()
+
     async def read_session(
         self,
         key: SessionKey,
@@ -219,7 +226,7 @@ class SessionReads:
                 redactions=session.record.redactions,
                 read_at=known.read_at if known else began,
             )
-            cache.put(key, log_read, drops)
+            cache.put(key, log_read, drops, self._storage.client_loop)
         return session._replace(events=events)
 
     async def _read_log(
@@ -374,8 +381,8 @@ class ReadCache:
         self.limit = limit
         self._lock = Lock()
         self._logs: OrderedDict[SessionKey, tuple[CachedLog, float]] = OrderedDict()
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_waiting = False
+        """Whether a timer will drop what is idle."""
         self.size = 0
         """The bytes that they take."""
         self._drops = [0] * _DROP_COUNTS
@@ -399,8 +406,11 @@ class ReadCache:
             self._logs.move_to_end(key)
             return log
 
-    def put(self, key: SessionKey, log: CachedLog, drops: int) -> None:
-        """Keep a log, unless it may have been dropped since ``drops`` was read."""
+    def put(self, key: SessionKey, log: CachedLog, drops: int, loop: Loop) -> None:
+        """Keep a log, unless it may have been dropped since ``drops`` was read.
+
+        It is dropped by a timer of an event loop that stays.
+        """
         with self._lock:
             if drops != self.drops(key) or log.size > self.limit:
                 return
@@ -409,7 +419,9 @@ class ReadCache:
             self.size += log.size
             while self.size > self.limit:
                 self._remove_log(next(iter(self._logs)))
-        self._wake()
+            if self._logs and not self._is_waiting:
+                self._is_waiting = True
+                loop.call_soon_threadsafe(_drop_later, weakref.ref(self), loop)
 
     def drop(
         self, app_name: str, user_id: str | None = None, session_id: str | None = None
@@ -431,41 +443,33 @@ class ReadCache:
         with self._lock:
             self._drops = [count + 1 for count in self._drops]
             self._logs.clear()
-            self.size = 0
+            self.size, self._is_waiting = 0, False
 
-    def drop_idle(self) -> None:
-        """Drop logs that were not read for :data:`IDLE` seconds; repeat this later."""
+    def drop_idle(self) -> bool:
+        """Drop logs that were not read for :data:`IDLE` seconds; True if some are."""
         with self._lock:
-            self._timer = None
             while self._logs:
                 key, (_, used) = next(iter(self._logs.items()))
                 if used > monotonic() - IDLE:
                     break
                 self._remove_log(key)
-        self._wake()
+            self._is_waiting = bool(self._logs)
+            return self._is_waiting
 
     def _remove_log(self, key: SessionKey) -> None:
         log, _ = self._logs.pop(key, (None, 0.0))
         if log is not None:
             self.size -= log.size
 
-    def _wake(self) -> None:
-        """Drop what is idle, in an event loop that still runs."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            is_awake = self._timer is not None and not (
-                self._loop is None or self._loop.is_closed()
-            )
-            if self._logs and not is_awake:
-                cache = weakref.ref(self)
-                self._loop = loop
-                self._timer = loop.call_later(IDLE, _drop_idle, cache)
+
+def _drop_later(cache: weakref.ref[ReadCache], loop: Loop) -> None:
+    loop.call_later(IDLE, _drop_idle, cache, loop)
 
 
-def _drop_idle(cache: weakref.ref[ReadCache]) -> None:
+def _drop_idle(cache: weakref.ref[ReadCache], loop: Loop) -> None:
     found = cache()
-    if found is not None:
-        found.drop_idle()
+    if found is not None and found.drop_idle():
+        _drop_later(cache, loop)
 
 
 def decode_blocks(

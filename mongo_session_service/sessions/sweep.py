@@ -68,22 +68,27 @@ class SweepSchedule:
 
 
 class Sweep:
-    """Removes expired sessions from one event loop.
+    """Removes expired sessions, in the event loop of the client.
 
     It waits by timers of the loop, which end with it, and do not keep a service alive
-    that nobody refers to any more.
+    that nobody refers to any more. Guests of that loop call it from theirs.
     """
+
+    _loop: asyncio.AbstractEventLoop
 
     def __init__(self, storage: Storage, schedule: SweepSchedule) -> None:
         self._storage = storage
         self._schedule = schedule
+        self._is_started = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start_timer(self) -> None:
+    def start_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sweep in an event loop, that of the client, from now on."""
         # In mongomock nobody follows changes, and prune removes what has expired.
-        if self._timer is None and not self._storage.is_mock:
-            self._set_timer()
+        if not (self._is_started or self._storage.is_mock):
+            self._is_started, self._loop = True, loop
+            self._loop.call_soon_threadsafe(self._set_timer)
 
     def expect(self, expire_time: object) -> None:
         if isinstance(expire_time, int | float):
@@ -92,23 +97,24 @@ class Sweep:
     def sweep_within(self, seconds: float) -> None:
         before = self._schedule.due
         self._schedule.expect(seconds)
-        if self._timer is not None and self._schedule.due < before:
-            self._timer.cancel()
-            self._set_timer()
+        if self._is_started and self._schedule.due < before:
+            self._loop.call_soon_threadsafe(self._set_timer)
 
     async def stop(self) -> None:
+        self._is_started = False
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def _set_timer(self) -> None:
         delay = min(max(self._schedule.delay, 0.0), self._schedule.interval)
-        if math.isfinite(delay):
-            loop, jitter = asyncio.get_running_loop(), random.uniform(0.05, _JITTER)  # noqa: S311
-            self._timer = loop.call_later(
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_started and math.isfinite(delay):
+            jitter = random.uniform(0.05, _JITTER)  # noqa: S311  no secret
+            self._timer = self._loop.call_later(
                 delay + jitter,
                 _on_timer,
                 weakref.ref(self),

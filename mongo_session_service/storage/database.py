@@ -31,7 +31,7 @@ from mongo_session_service.model.records import SHARD_KEY, Document
 from mongo_session_service.storage import clients
 from mongo_session_service.storage.clients import ConnectionSettings, Driver
 from mongo_session_service.storage.failures import CLOSED, Effect, repeat
-from mongo_session_service.storage.loop_thread import in_loop_thread
+from mongo_session_service.storage.loop_thread import in_loop_thread, thread_loop
 from mongo_session_service.storage.tasks import uninterrupted
 
 Result = TypeVar("Result")
@@ -205,6 +205,11 @@ class Database:
             )
         )
         self._collections: dict[str, Any] = {}
+
+    @property
+    def client_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the client is in, in which work outlives a guest."""
+        return asyncio.get_running_loop() if self.host is None else thread_loop()
 
     async def with_client(self, work: Callable[[Self], Awaitable[Result]]) -> Result:
         """Call a function in the client's event loop, with this or the host's database.

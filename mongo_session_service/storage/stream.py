@@ -27,7 +27,7 @@ from mongo_session_service.storage.clients import (
     current_cursor,
     is_buffering,
 )
-from mongo_session_service.storage.database import Database
+from mongo_session_service.storage.database import Database, kill_client_session
 from mongo_session_service.storage.failures import (
     gave_up_error,
     is_transient,
@@ -38,6 +38,7 @@ from mongo_session_service.storage.failures import (
 from mongo_session_service.storage.tasks import (
     ReraisedCancellation,
     background,
+    uninterrupted,
 )
 
 logger = logging.getLogger(__name__)
@@ -49,15 +50,24 @@ _MAJORITY: Final = ReadConcern("majority")
 async def open_change_stream(
     database: Database, pipeline: list[dict[str, Any]], **options: Any
 ) -> AsyncIterator[Any]:
-    """Open a change stream of the database."""
+    """Open a change stream of the database.
+
+    This is one generator, with none in it: the event loop finishes it if the garbage
+    collector finds it, as where a loop that reads was dropped.
+    """
     majority = database.database.with_options(read_concern=_MAJORITY)
-    async with database.read_session() as session:
-        watch = majority.watch(pipeline, session=session, **options)
-        stream = await database.driver.open_cursor(watch)
-        try:
-            yield stream
-        finally:
-            await stream.close()
+    async with await database.start_session() as session:
+        with database.in_use.using(session):
+            try:
+                watch = majority.watch(pipeline, session=session, **options)
+                stream = await database.driver.open_cursor(watch)
+                try:
+                    yield stream
+                finally:
+                    await stream.close()
+            except asyncio.CancelledError:  # the cursor's id may be unknown
+                await uninterrupted(kill_client_session(session))
+                raise
 
 
 _SEARCH: Final = 3600.0
@@ -71,7 +81,6 @@ _FEW_CONNECTIONS: Final = 8
 _POLL: Final = 0.05
 """Seconds without a connection before each request of a stream in such a pool."""
 _TOO_LARGE: Final = 10334
-_NO_CHANGE_STREAMS: Final = 40573
 _LOST: Final = {
     9: "the resume token is malformed",
     15: "the resume token is malformed",
@@ -236,11 +245,5 @@ def check_stream(error: Exception) -> None:
     code = getattr(error, "code", None)
     if code in _LOST:
         raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None
-    if code == _NO_CHANGE_STREAMS:
-        message = (
-            "This MongoDB server is a standalone: it has no change streams. Run it as"
-            " a replica set: start mongod with --replSet rs0, then call rs.initiate()."
-        )
-        raise ConfigurationError(message) from None
     if isinstance(error, PyMongoError) and not is_transient(error):
         raise translate_error(error) from None

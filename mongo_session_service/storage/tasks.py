@@ -147,6 +147,21 @@ async def cancel_background_tasks() -> None:
         await asyncio.wait(tasks)
 
 
+async def await_in(
+    loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Await work in an event loop; in another one, unless that ends before."""
+    if loop is asyncio.get_running_loop():
+        await work()
+        return
+    begun: list[asyncio.Task[None]] = []
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(lambda: begun.append(background(work())))
+    # A loop silently drops what is sent to it at its very end.
+    while loop.is_running() and not (begun and begun[0].done()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 class SharedTask(Generic[Result]):
     """A task that callers share: if one is cancelled, the next awaits the same task.
 
@@ -197,8 +212,10 @@ async def join(
 ) -> None:
     """Wait for an attempt that all who call meanwhile share; fail as it does."""
     task = attempts.get(key)
-    if task is None or task.done():
+    if task is None:
         task = attempts[key] = background(start())
+        # What failed would keep all alive that it has used.
+        task.add_done_callback(lambda _: attempts.pop(key))
     await asyncio.wait([task])
     if error := task.exception():
         raise copy(error)  # since raising adds a traceback

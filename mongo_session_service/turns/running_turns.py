@@ -463,7 +463,7 @@ class RunningTurns:
         task = running.create_task(here.writer)
         here.turns.add(running)  # from now on close() finds it
         task.add_done_callback(lambda _: here.turns.discard(running))
-        if self._closing or self.backends.opened.get(running_loop()) is not backend:
+        if self._closing or self.backends.here() is not backend:
             running.stop_or_refuse()  # the service is being closed, or was meanwhile
         await running.wait_begin()
         if here.polling is None or here.polling.done():

@@ -224,7 +224,8 @@ class Turn:
         self.turns.refuse_nested(self.key)
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name, session_id):
-            backend = await self.turns.backends.backend()
+            # Whoever takes over a turn ends the client sessions of its loop.
+            backend = await self.turns.backends.backend(stays=True)
             storage = backend.storage
             self._storage = storage
             self._lease = Lease(storage, "sessions", self.key.id, "turn.")

@@ -68,7 +68,7 @@ async def leaving_nothing(
     """Close a service of the victim's at the end; fails if anything is left of it."""
     before = others_tasks()
     yield
-    opened = backends_of(service).opened.values()  # of every loop
+    opened = backends_of(service).opened  # of every loop
     clients = [each.storage.client for each in opened]
     await service.close()
     await tasks_over(before)

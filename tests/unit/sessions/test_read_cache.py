@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ OTHER = SessionKey("other", "ada", "1")
 
 def keep(cache: ReadCache, *keys: SessionKey) -> None:
     for key in keys:
-        cache.put(key, LOG, cache.drops(key))
+        cache.put(key, LOG, cache.drops(key), asyncio.get_running_loop())
 
 
 def kept(cache: ReadCache) -> set[SessionKey]:
@@ -52,7 +53,7 @@ async def test_a_log_deleted_during_its_read_is_not_kept(gone: tuple[str, ...]) 
     drops = cache.drops(ADA)
     cache.drop(*gone)
 
-    cache.put(ADA, LOG, drops)
+    cache.put(ADA, LOG, drops, asyncio.get_running_loop())
 
     assert kept(cache) == set()
 
@@ -80,7 +81,8 @@ async def test_a_log_is_read_anew_after_some_minutes(
     now = 1000.0
     monkeypatch.setattr(reads, "monotonic", lambda: now)
     cache = ReadCache(LOG.size)
-    cache.put(ADA, replace(LOG, read_at=now), cache.drops(ADA))
+    log, loop = replace(LOG, read_at=now), asyncio.get_running_loop()
+    cache.put(ADA, log, cache.drops(ADA), loop)
 
     for _ in range(4):
         now += reads.LIFETIME / 4
