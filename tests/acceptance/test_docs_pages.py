@@ -64,7 +64,6 @@ def test_a_page_works_twice(
         ("README.md", "quickstart.py"),
         ("docs/getting-started.md", "quickstart.py"),
         ("docs/guide/front-ends.md", "ai_sdk.jsx"),
-        ("docs/guide/memory.md", "memory.py"),
     ],
 )
 def test_a_recipe_is_an_example(page: str, name: str) -> None:
@@ -74,7 +73,7 @@ def test_a_recipe_is_an_example(page: str, name: str) -> None:
     assert shown == (ROOT / "examples" / name).read_text()
 
 
-@pytest.mark.parametrize("name", ["search", "usage"])
+@pytest.mark.parametrize("name", ["search", "usage", "memory"])
 def test_an_excerpt_is_of_its_example(name: str) -> None:
     """The handler that a recipe shows is in the program in examples/, which is run."""
     shown = [
