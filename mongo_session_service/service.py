@@ -997,8 +997,8 @@ class MongoSessionService(BaseSessionService):
                 numbers: 1 equals 1.0, but not True. An int beyond 64 bits equals no
                 float.
             waiting: True for those with a call that waits for a person.
-            order_by: ``create_time``, or ``update_time``: the time of the last event,
-                or of the creation. The latter needs a ``user_id``.
+            order_by: ``create_time``, or ``update_time``: when the last event was
+                stored, or the creation. The latter needs a ``user_id``.
             newest_first: Whether those created or updated last come first.
             families: Whether to leave out the versions of a conversation that their
                 family does not show: see :meth:`find_branches`.

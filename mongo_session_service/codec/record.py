@@ -69,7 +69,13 @@ Whoever gives a session a need writes it into the events that are stored from th
 since readers of a change stream see no session. Most have none, and no such field.
 """
 
-HEAD: Final = ("revision", "create_time", "update_time", NEEDS)
+EVENT_TIME: Final = "event_time"
+"""Where a session keeps the time of its last event; ``update_time`` is the write's.
+
+What has no such field has both in ``update_time``.
+"""
+
+HEAD: Final = ("revision", "create_time", "update_time", EVENT_TIME, NEEDS)
 """What every record is read with, whatever else."""
 
 STATE_PATH: Final = "state."
@@ -202,7 +208,8 @@ class SessionRecord:
         # What every list asks for.
         self.revision = document["revision"]
         self.created = document["create_time"]
-        self.updated = document["update_time"]
+        written: float = document["update_time"]
+        self.updated = document.get(EVENT_TIME, written)
 
     @classmethod
     def part(cls, key: SessionKey, document: Document) -> SessionRecord:
@@ -281,6 +288,11 @@ class SessionRecord:
     def begins(self) -> int:
         """The revision after which its log begins; 0 if it is whole."""
         return log_begins(self.document)
+
+    @property
+    def written(self) -> float | None:
+        """When it was last appended to; None if nobody has kept that."""
+        return self.document["update_time"] if EVENT_TIME in self.document else None
 
     @property
     def event_count(self) -> int:
@@ -445,7 +457,7 @@ class SessionRecord:
 
     def as_of(self, revision: int, updated: float, state: Document) -> SessionRecord:
         """An earlier version of it, without the title: that is today's, in no log."""
-        earlier = {"revision": revision, "update_time": updated, "state": state}
+        earlier = {"revision": revision, EVENT_TIME: updated, "state": state}
         return self.replaced({**earlier, "title": None})
 
     def at(self, revision: int) -> SessionRecord:

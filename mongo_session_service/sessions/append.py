@@ -35,7 +35,7 @@ from mongo_session_service.codec.documents import (
     is_same_event,
 )
 from mongo_session_service.codec.event_record import EventRecord
-from mongo_session_service.codec.record import STATE_PATH, SessionRecord
+from mongo_session_service.codec.record import EVENT_TIME, STATE_PATH, SessionRecord
 from mongo_session_service.errors import (
     quoted,
     session_exists_error,
@@ -415,7 +415,7 @@ def session_updates(
         for name, value in append.delta.session.items():
             changes[STATE_PATH + name] = value
         changes["revision"] = revision
-        changes["update_time"] = append.timestamp
+        changes["update_time"], changes[EVENT_TIME] = each.now, append.timestamp
         if expected.ttl is not None:
             # No clock that was set back shortens a life.
             change["$max"] = {"expire_time": each.now + expected.ttl}

@@ -485,11 +485,10 @@ class SqlSource(BaseSource):
         self, connection: Any, page: list[Row], selection: Selection
     ) -> AsyncGenerator[Item]:
         wanted: dict[SessionKey, SessionHeader] = {}
-        problems: list[Item] = []
         for row in page:
             header = header_of(row)
             if not isinstance(header, SessionHeader):
-                problems.append(header)
+                yield header
             elif selection.takes(header.key, header.update_time):
                 wanted[header.key] = header
         current: SessionKey | None = None
@@ -503,7 +502,7 @@ class SqlSource(BaseSource):
                         current = owner
                     yield event
         await connection.rollback()
-        for left in [*wanted.values(), *problems]:
+        for left in wanted.values():
             yield left
 
     def _events_query(self, keys: list[SessionKey]) -> Any:

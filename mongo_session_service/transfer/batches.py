@@ -26,7 +26,7 @@ from mongo_session_service.codec.documents import (
     session_document,
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.record import COPIED_BY
+from mongo_session_service.codec.record import COPIED_BY, EVENT_TIME
 from mongo_session_service.codec.waiting_calls import REDACTED, waiting_calls
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.model.metadata import NO_DETAILS, StoredDetails
@@ -94,11 +94,6 @@ class EncodedSession:
     def is_first(self) -> bool:
         return self.offset == self.header.log_begins
 
-    @property
-    def is_renamed(self) -> bool:
-        """Whether the source has white space around the session's id."""
-        return self.key != self.header.key
-
     def documents(
         self, after: int = 0, waiting: Mapping[int, Document] | None = None
     ) -> Iterator[Document]:
@@ -120,8 +115,10 @@ class EncodedSession:
             **session_document(self.as_new_session()),
             "state": self.state,
             "revision": self.revision,
-            "update_time": self.header.update_time,
+            "update_time": self.header.written or self.header.update_time,
         }
+        if self.header.written is not None:
+            document[EVENT_TIME] = self.header.update_time
         has_room = (
             self.size < MAX_DOCUMENT_BYTES
         )  # else it may be full to the last byte

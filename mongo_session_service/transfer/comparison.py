@@ -61,7 +61,7 @@ from mongo_session_service.transfer.batches import (
     EncodedState,
     encoded_batches,
 )
-from mongo_session_service.transfer.export_file import session_fields
+from mongo_session_service.transfer.export_file import WRITE_TIME, session_fields
 from mongo_session_service.transfer.sources import (
     EVERYTHING,
     Problem,
@@ -125,7 +125,7 @@ class SessionPlan(NamedTuple):
     def conflict(self) -> Problem:
         """Problem that keeps the source's session from being stored."""
         reasons = [*self.differences]
-        if self.incoming.is_renamed:
+        if self.incoming.key != self.incoming.header.key:
             reasons.append("its id is stored without its white space")
         return Problem(session_text(self.incoming.header.key), "; ".join(reasons))
 
@@ -267,7 +267,8 @@ def _differing_fields(one: SessionHeader, other: SessionHeader) -> list[str]:
             line.setdefault("title", name)
         if any(names):
             line["state"] = with_title(line["state"], "-")
-    unknown = {each for each in ("create_time", INITIAL) if here.get(each) is None}
+    unknown = {"create_time", INITIAL, WRITE_TIME}
+    unknown = {each for each in unknown if here.get(each) is None}
     if one.details is None:
         unknown |= {*DETAILS, FORKED_FROM} - ({"title"} & here.keys())
     return [

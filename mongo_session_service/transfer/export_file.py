@@ -6,7 +6,8 @@ The first line names the form; then each line is an object with one field::
     {"app_state": {"app_name": ..., "state": {...}}}
     {"user_state": {"app_name": ..., "user_id": ..., "state": {...}}}
     {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
-                 "create_time": ..., "update_time": ..., "title": ...,
+                 "create_time": ..., "update_time": ..., "write_time": ...,
+                 "title": ...,
                  "labels": {...}, "ttl": ..., "expire_time": ..., "log_begins": ...,
                  "forked_from": [...], "branch": {...}, "initial_state": {...},
                  "state": {...}}}
@@ -14,7 +15,9 @@ The first line names the form; then each line is an object with one field::
     {"end": {"sessions": 1, "events": 1}}
 
 Events have ADK's field names and belong to the session above them, oldest first; keys
-of state have no prefix and are sorted; times are seconds since 1970. A session has a
+of state have no prefix and are sorted; times are seconds since 1970. The update_time is
+that of the last event, and the write_time when it was stored, if it is known. A session
+has a
 title, labels, a ttl and an expire_time only if they are set, and an initial_state if
 it is known. If its first events were trimmed, log_begins is how many, and initial_state
 is the state after these. A fork names in forked_from what it was made of, the nearest
@@ -97,6 +100,8 @@ _SESSION: Final = b'{"session":'
 _EVENT: Final = b'{"event":'
 """How lines begin, whether the rest of them can be read or not."""
 
+WRITE_TIME: Final = "write_time"
+
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -136,6 +141,7 @@ class _SessionLine(_UserStateLine, Details):
     session_id: str
     create_time: FiniteFloat | None = None
     update_time: FiniteFloat
+    write_time: FiniteFloat | None = None
     log_begins: _Count = 0
     forked_from: list[_Origin] = []
     branch: _Branch | None = None
@@ -151,6 +157,7 @@ class _SessionLine(_UserStateLine, Details):
             self.state,
             update_time=self.update_time,
             create_time=self.create_time,
+            written=self.write_time,
             details=StoredDetails(**details),
             initial=self.initial_state,
             log_begins=self.log_begins,
@@ -180,6 +187,8 @@ def session_fields(header: SessionHeader) -> dict[str, Any]:
     """The content of a session's line, in its order."""
     times = {"create_time": header.create_time, "update_time": header.update_time}
     known = header.details.to_json() if header.details else {}
+    if header.written is not None:
+        times[WRITE_TIME] = header.written
     if header.log_begins:
         known[LOG_BEGINS] = header.log_begins
     if header.forked_from:
@@ -340,7 +349,9 @@ class JsonLinesSource(BaseSource):
                         yield item
                     continue
                 if isinstance(item, SessionHeader):
-                    is_wanted = selection.takes(item.key, item.update_time)
+                    is_wanted = selection.takes(
+                        item.key, item.written or item.update_time
+                    )
                 if is_wanted or isinstance(item, Problem):
                     yield item
 

@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
-from mongo_session_service.codec.record import REDACTIONS, SessionRecord
+from mongo_session_service.codec.record import EVENT_TIME, REDACTIONS, SessionRecord
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import Document, SessionKey
@@ -450,12 +450,14 @@ class ImportTarget(StoreTarget):
             return
         fields: Document = {}
         for revision, each in missing:
-            fields |= {"revision": revision, "update_time": each.timestamp}
+            fields["revision"] = revision
+            fields |= dict.fromkeys(("update_time", EVENT_TIME), each.timestamp)
             if each.title is not NOT_GIVEN:  # as every append sets it
                 fields["title"] = each.title
         if missing and incoming.is_last:
-            updated, details = incoming.header.update_time, incoming.details
-            fields |= {"state": incoming.state, "update_time": updated}
+            header, details = incoming.header, incoming.details
+            fields |= {"state": incoming.state, EVENT_TIME: header.update_time}
+            fields["update_time"] = header.written or header.update_time
             if details.ttl and details.ttl == session.details.ttl:
                 fields["expire_time"] = details.expire_time  # as every append renews it
         waiting = await pending_calls_after(self._storage, session, missing)

@@ -86,7 +86,8 @@ class Selection:
     users: frozenset[str] = frozenset()
     """Ids of users; empty for every user."""
     since: float | None = None
-    """Seconds since 1970: only sessions last updated then or later. The state they
+    """Seconds since 1970: only sessions last updated then or later, of this package's
+    by when their last event was stored. The state they
     share is included all the same: not every store records when it changed."""
     sessions: frozenset[str] = frozenset()
     """Ids of sessions; empty for every session. If some are named, the state that they
@@ -149,6 +150,8 @@ class SessionHeader:
     update_time: float
     create_time: float | None = None
     """None if the store does not record it."""
+    written: float | None = None
+    """When its last event was stored; None if the store does not record it."""
     details: StoredDetails | None = None
     """Title, labels and time to live; None if the store does not record them."""
     initial: Mapping[str, Any] | None = None
@@ -463,6 +466,7 @@ def stored_header(
             decode_state(record.state, owner, hooks),
             update_time=seconds(record.updated),
             create_time=seconds(record.created),
+            written=record.written and seconds(record.written),
             details=record.details,
             initial=decode_state(record.initial, owner, hooks),
             revision=record.revision,
