@@ -653,14 +653,6 @@ class AdkMongoDbSource(BaseSource):
                 " service that wrote it: `import service` (ServiceSource)."
             )
 
-    @override
-    async def count_events(self, selection: Selection) -> int | None:
-        if selection.since is not None or selection.sessions:
-            return None
-        counting = Query("events", selection.matching(), then=({"$count": "events"},))
-        (found,) = await self._storage.read(counting)
-        return found[0]["events"] if found else 0
-
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         async for each, app_name, user_id in shared_states(self._storage, selection):
             state = each.get("state") or {}

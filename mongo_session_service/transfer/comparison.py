@@ -61,7 +61,7 @@ from mongo_session_service.transfer.batches import (
     EncodedState,
     encoded_batches,
 )
-from mongo_session_service.transfer.export_file import WRITE_TIME, session_fields
+from mongo_session_service.transfer.export_file import session_fields
 from mongo_session_service.transfer.sources import (
     EVERYTHING,
     Problem,
@@ -267,7 +267,7 @@ def _differing_fields(one: SessionHeader, other: SessionHeader) -> list[str]:
             line.setdefault("title", name)
         if any(names):
             line["state"] = with_title(line["state"], "-")
-    unknown = {"create_time", INITIAL, WRITE_TIME}
+    unknown = {"create_time", INITIAL, "write_time"}
     unknown = {each for each in unknown if here.get(each) is None}
     if one.details is None:
         unknown |= {*DETAILS, FORKED_FROM} - ({"title"} & here.keys())

@@ -100,8 +100,6 @@ _SESSION: Final = b'{"session":'
 _EVENT: Final = b'{"event":'
 """How lines begin, whether the rest of them can be read or not."""
 
-WRITE_TIME: Final = "write_time"
-
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -188,7 +186,7 @@ def session_fields(header: SessionHeader) -> dict[str, Any]:
     times = {"create_time": header.create_time, "update_time": header.update_time}
     known = header.details.to_json() if header.details else {}
     if header.written is not None:
-        times[WRITE_TIME] = header.written
+        times["write_time"] = header.written
     if header.log_begins:
         known[LOG_BEGINS] = header.log_begins
     if header.forked_from:

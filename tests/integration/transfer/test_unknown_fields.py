@@ -56,7 +56,6 @@ async def test_an_unknown_field_is_a_problem(
         assert [each.where for each in problems] == [each.where for each in differing]
         reasons = [each.reason for each in problems if "release of ADK" in each.reason]
         assert len(reasons) == len(LEVELS)
-        assert sum("'followUps' is a field" in each for each in reasons) > 1
         found = [await service.get_session(**each.ids) for each in talks]
         assert [each and each.events for each in found] == [[]] * len(LEVELS)
     finally:
