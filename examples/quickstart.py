@@ -6,7 +6,7 @@ from typing import Any
 
 from google.adk.events import Event, EventActions
 
-from mongo_session_service import MongoSessionService, StorageUnavailableError
+from mongo_session_service import MongoSessionService, StorageError
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 ADA: dict[str, Any] = {"app_name": "my_app", "user_id": "ada", "session_id": "one"}
@@ -26,5 +26,5 @@ async def main() -> None:
 if __name__ == "__main__":
     try:
         asyncio.run(main())
-    except StorageUnavailableError as error:
+    except StorageError as error:  # no server, or no login
         raise SystemExit(f"{error}") from None

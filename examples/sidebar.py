@@ -18,6 +18,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.http import sessions_router
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
+PORT = int(os.environ.get("PORT", "8000"))
 APP = "sidebar"
 PAGE = Path(__file__).with_suffix(".html")
 
@@ -69,4 +70,4 @@ async def create_session(
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=8000)
+    uvicorn.run(app, host="127.0.0.1", port=PORT)
