@@ -394,7 +394,8 @@ class MongoSessionService(BaseSessionService):
         if key is None:
             return None
         backend = await self._backends.backend()
-        stored = await backend.reads.read_session(key, config)
+        unborn = self._turns.unborn_branch(key)
+        stored = await backend.reads.read_session(key, config, unborn=unborn)
         return to_session(stored) if stored else None
 
     @override
@@ -734,17 +735,16 @@ class MongoSessionService(BaseSessionService):
             if turn.interrupts:
                 await self._turns.stop_running(fork.storage, turn.key, wait)
             turn = Turn(self._turns, fork.target, wait=None)
+            async with fork.removed_on_failure():
+                turn.unborn = await fork.copy()
         running = RunningTurn(
             turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )
         try:
-            if fork is not None:
-                await fork.make()
             await self._running_turns.start(running)
-        except BaseException:
-            if fork is not None:
-                await uninterrupted(fork.undo())
-            raise
+        finally:
+            if fork is not None and turn.unborn is not None:
+                await uninterrupted(fork.remove_copy())
         return running
 
     async def _edit(
@@ -954,8 +954,7 @@ class MongoSessionService(BaseSessionService):
         renewed = details.with_renewed_expiry(backend.storage.clock.now())
         found = await update_details(backend.storage, key, renewed.changed())
         backend.sweep.expect(found.expire_time)
-        sizes = await branches.count_families(backend.storage, [found])
-        return found.summary(self._hooks, families=sizes)
+        return found.summary(self._hooks)
 
     @traced
     async def find_sessions(

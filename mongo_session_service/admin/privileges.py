@@ -38,7 +38,7 @@ class Privilege(NamedTuple):
         )
 
 
-_INDEXED: Final = ("sessions", "events", "partials")
+_INDEXED: Final = ("sessions", "events", "partials", "families")
 _SHARED: Final = ("app_states", "user_states")
 _PROGRESS: Final = ("checkpoints", "leases", "dead_letters")
 _CHANGE: Final = ("find", "insert", "update")
@@ -48,7 +48,7 @@ _OPLOG: Final = "oplog.rs"
 
 FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
     "sessions": {
-        ("sessions", "events"): (*_CHANGE, "remove", "listIndexes"),
+        ("sessions", "events", "families"): (*_CHANGE, "remove", "listIndexes"),
         _SHARED: _CHANGE,
         ("partials",): ("insert", "remove", "listIndexes"),
         ("metadata",): ("find",),

@@ -28,13 +28,13 @@ from mongo_session_service.schema.setup import (
 )
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import (
-    branches,
     deletion,
     queries,
     redaction,
     search,
 )
 from mongo_session_service.sessions.event_log import LogRange, read_log
+from mongo_session_service.sessions.families import join_one
 from mongo_session_service.sessions.reads import found_record
 from mongo_session_service.sessions.search import AppCount
 from mongo_session_service.storage.statements import Query
@@ -53,10 +53,9 @@ async def load_summary(service: MongoSessionService, key: SessionKey) -> Session
     shared = queries.shared_state_queries(key.app_name, key.user_id)
     storage = await backends_of(service).storage()
     found, *states = await storage.read(own, *shared)
-    record = found_record(storage, key, found)
+    record = await join_one(found_record(storage, key, found), storage)
     shown = documents.show_session(record, chain(*states), storage.hooks)
-    sizes = await branches.count_families(storage, [record])
-    return record.summary(storage.hooks, shown.state, sizes)
+    return record.summary(storage.hooks, shown.state)
 
 
 async def iter_stored_events(

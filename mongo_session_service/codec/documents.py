@@ -437,10 +437,7 @@ def summaries(
     records: Iterable[SessionRecord],
     hooks: Hooks,
     states: Mapping[SessionKey, dict[str, Any]] | None = None,
-    families: Mapping[str, int] | None = None,
 ) -> Iterator[SessionSummary]:
     """Summarise sessions of a list, with these states if there are some."""
     known = states or {}
-    return readable(
-        lambda each: each.summary(hooks, known.get(each.key), families), records
-    )
+    return readable(lambda each: each.summary(hooks, known.get(each.key)), records)

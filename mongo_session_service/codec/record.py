@@ -25,12 +25,16 @@ from mongo_session_service.codec.waiting_calls import (
 from mongo_session_service.errors import SchemaVersionError, StorageError, quoted
 from mongo_session_service.model import metadata
 from mongo_session_service.model.metadata import (
-    BRANCH,
     CONVERSATION,
     DETAILS,
     StoredDetails,
 )
-from mongo_session_service.model.records import Document, Marker, SessionKey
+from mongo_session_service.model.records import (
+    Document,
+    FamilyKey,
+    Marker,
+    SessionKey,
+)
 from mongo_session_service.model.results import SessionSummary, TurnInfo
 
 logger = logging.getLogger(__name__)
@@ -59,6 +63,9 @@ fork has as well; and ``repeats``, if the fork's next event repeats the one afte
 of which a message was asked again. The nearest is first.
 """
 
+FAMILY: Final = "family"
+"""Where a version of an edited message names its family, which has all else of it."""
+
 COPIED_BY: Final = "copied_by"
 """Where an event and a session have ``fork`` or ``import``, if that has stored them."""
 
@@ -84,7 +91,7 @@ STATE_PATH: Final = "state."
 STATES: Final = ("state", INITIAL)
 """What a record is read without where no state is needed: the rest of it is short."""
 
-ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS, "create_time")
+ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS, "create_time", FAMILY, "hidden")
 """What subscribers receive whenever one of these fields is changed."""
 
 _UPDATED: Final = "updated"
@@ -94,7 +101,7 @@ _UPDATED: Final = "updated"
 _REMOVED: Final = "removed"
 """Extra field of an announcement's ``_id``: what is deleted next was no session."""
 
-LISTED: Final = (*HEAD, "state", "title", "ttl", "expire_time")
+LISTED: Final = (*HEAD, "state", "title", "ttl", "expire_time", FAMILY)
 """What a long list of sessions is read with: all that ADK's sessions show."""
 
 Origin: TypeAlias = tuple[str, float]
@@ -320,7 +327,7 @@ class SessionRecord:
         try:
             if (labels := known.get("labels")) is not None:
                 known["labels"] = {each["name"]: each["value"] for each in labels}
-            return StoredDetails(**known | {BRANCH: self.family})
+            return StoredDetails(**known)
         except (AttributeError, LookupError, TypeError, ValueError):
             # The original may quote what is stored.
             raise _unreadable(self.key.id) from None
@@ -355,32 +362,32 @@ class SessionRecord:
         return self.key.session_id, self.created
 
     @property
-    def family(self) -> Document:
-        """Its place in a family; empty without one, or if another tool damaged it."""
-        place = self.document.get(BRANCH)
-        if not isinstance(place, dict):
-            return {}
-        parts = [place.get("family"), place.get("root"), place.get("before", "")]
-        return place if all(isinstance(each, str) for each in parts) else {}
+    def family(self) -> str | None:
+        """The id of its family; None without one, or if another tool damaged it."""
+        family = self.document.get(FAMILY)
+        return family if isinstance(family, str) else None
+
+    @property
+    def family_key(self) -> FamilyKey | None:
+        return None if self.family is None else FamilyKey(*self.key[:2], self.family)
 
     @property
     def is_hidden(self) -> bool:
-        """Whether its family shows another one."""
-        return "hidden" in self.family
+        """Whether its family shows another one; known of one that was joined to it."""
+        return "hidden" in self.document
 
     def place_as_results(self) -> dict[str, Any]:
-        """Return its family's first session, and whether it is shown, or None each."""
-        shown = not self.is_hidden if self.family else None
-        return {"root_id": self.family.get("root"), "is_shown": shown}
+        """Return its family's id, and whether that shows it, or None each."""
+        return {"root_id": self.family, "is_shown": self.family and not self.is_hidden}
 
     @property
     def has_conversation(self) -> bool:
         """Whether its title, which may be removed, or others of these were ever set."""
-        return any(name in self.document for name in (*CONVERSATION, BRANCH))
+        return any(name in self.document for name in (*CONVERSATION, FAMILY))
 
     @property
     def conversation(self) -> Document:
-        """The details that whichever of a family is shown takes over; None for none."""
+        """The details that are its family's, if it has one; None for none."""
         return {name: self.document.get(name) for name in CONVERSATION}
 
     @property
@@ -403,24 +410,6 @@ class SessionRecord:
                 self.origins.items(), self.forked_from, strict=False
             )
         }
-
-    @property
-    def origins_in_family(self) -> dict[Origin, float]:
-        """Those of a branch that are of its family, the nearest first."""
-        found: dict[Origin, float] = {}
-        root = self.family.get("root")
-        if root in {None, self.key.session_id}:
-            return found
-        for origin, shared in self.origins.items():
-            found[origin] = shared
-            if origin[0] == root:
-                break
-        return found
-
-    @property
-    def parent_id(self) -> str | None:
-        """The session that a branch was made of; None for the root."""
-        return next((id_ for id_, _ in self.origins_in_family), None)
 
     # Its state.
 
@@ -463,9 +452,6 @@ class SessionRecord:
     def at(self, revision: int) -> SessionRecord:
         return self.replaced({"revision": revision})
 
-    def without_family(self) -> SessionRecord:
-        return self.replaced({BRANCH: {}})
-
     def trimmed(self, log: list[Document]) -> list[Document]:
         """Leave out the events that a trim is about to remove: they count as gone."""
         if not (begins := self.begins):
@@ -481,10 +467,9 @@ class SessionRecord:
         self,
         hooks: Hooks,
         state: dict[str, Any] | None = None,
-        families: Mapping[str, int] | None = None,
     ) -> SessionSummary:
-        """Summarise it, with its state if that is known, and its family's size."""
-        waiting, details, family = self.waiting(hooks), self.details, self.family
+        """Summarise it, with its state if that is known."""
+        waiting, details = self.waiting(hooks), self.details
         return SessionSummary(
             id=self.key.session_id,
             app_name=self.key.app_name,
@@ -497,8 +482,8 @@ class SessionRecord:
             **details.as_results(),
             waiting=waiting.named,
             waiting_more=waiting.more,
-            root_id=family.get("root"),
-            branches=(families or {}).get(family.get("family", ""), 1),
+            root_id=self.family,
+            branches=self.document.get("versions", 1),
         )
 
     # How it is written.
@@ -524,7 +509,6 @@ class SessionRecord:
         fields: Mapping[str, Any] | None = None,
         *,
         waiting: Document | None = None,
-        family: Mapping[str, Any] | None = None,
         begins: int | None = None,
         is_redaction: bool = False,
     ) -> RecordUpdate:
@@ -533,8 +517,6 @@ class SessionRecord:
         Where the log begins anew, the initial state is kept beside it from then on.
         """
         changed: Document = {**(fields or {}), **(waiting or {})}
-        if family is not None:
-            changed[BRANCH] = family
         if begins is not None:
             left = self.document.get(TRIMMING, self.begins)
             changed |= {LOG_BEGINS: begins, TRIMMING: left, INITIAL: None}
@@ -551,14 +533,31 @@ class RecordUpdate(NamedTuple):
 
     @property
     def update(self) -> Document:
-        kept = {name: value for name, value in self.fields.items() if value is not None}
-        removed = {name: "" for name in self.fields if name not in kept}
-        changes = {"$set": kept, "$unset": removed, "$inc": self.counted}
-        return {operator: change for operator, change in changes.items() if change}
+        common = () if self.before.family is None else CONVERSATION
+        own = {name: it for name, it in self.fields.items() if name not in common}
+        return fields_update(own, self.counted)
+
+    @property
+    def family_update(self) -> Document:
+        """And of its family, which has the conversation's details; mostly none."""
+        common = () if self.before.family is None else CONVERSATION
+        return fields_update(
+            {it: self.fields[it] for it in common if it in self.fields}
+        )
 
     @property
     def after(self) -> SessionRecord:
         return self.before.replaced(self.fields)
+
+
+def fields_update(
+    fields: Mapping[str, Any], counted: Mapping[str, int] = {}
+) -> Document:
+    """The operators that set fields, or remove those that are None."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    removed = {name: "" for name in fields if name not in kept}
+    changes = {"$set": kept, "$unset": removed, "$inc": counted}
+    return {operator: change for operator, change in changes.items() if change}
 
 
 def removal_announcement(key: SessionKey) -> Document:

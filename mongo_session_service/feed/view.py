@@ -29,6 +29,7 @@ from mongo_session_service.errors import StorageError
 from mongo_session_service.feed.place import Place
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.families import join
 from mongo_session_service.sessions.reads import head_query
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import lease_has_expired
@@ -78,6 +79,7 @@ async def load_view(
         session = SessionRecord.find(sessions, storage.clock.now())
         if session is None:
             return None
+        (session,) = await join(storage, [session], page.as_of)
         if after.create_time in {None, session.created}:
             view = View(page.as_of, session, page.is_last)
             await _add_missed(view, storage, page.documents, after.revision)
@@ -91,6 +93,7 @@ async def load_view(
         session = SessionRecord.find(sessions, storage.clock.now())
         if session is None:
             return None
+        (session,) = await join(storage, [session], found.as_of)
         snapshot = snapshot_record(session, [*chain(*states)], storage.hooks)
         view = View(found.as_of, session, missed=[snapshot.change()])
     turn = view.session.turn

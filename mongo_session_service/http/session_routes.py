@@ -906,12 +906,13 @@ class SessionResources:
                 is_full = len(rows) >= query.limit or size > self.limits.http_page_bytes
                 if is_full and query.session_id is None:
                     return rows, search.page_token_after(place, wanted)
-                record, row = page.records[key], summary_fields(found[key])
+                at, record = page.found[key]
+                row = summary_fields(found[key])
                 if (turn := last_turn(storage, record)) is not None:
                     row["turn"] = turn_fields(turn)
                 rows.append(row)
                 size += len(str(row))
-                place = search.without_ids(wanted.place_of(record.document))
+                place = search.without_ids(at)
             token, limit = page.next_page_token, MAX_PAGE
             if token is None:
                 return rows, None

@@ -95,9 +95,7 @@ class Details(BaseModel):
 
 
 class StoredDetails(Details):
-    """And its place in a family, which an export keeps."""
-
-    branch: dict[str, Any] = {}
+    """As they are stored, and exported."""
 
     @classmethod
     def given(
@@ -166,10 +164,6 @@ class StoredDetails(Details):
         """Return them as fields of a session's document: only those it has."""
         known = self.to_json()
         return known | {"labels": label_list(self.labels)} if self.labels else known
-
-
-BRANCH: Final = "branch"
-"""Where a session that has a version of a message keeps its place in their family."""
 
 
 DETAILS: Final = tuple(StoredDetails.model_fields)

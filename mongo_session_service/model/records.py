@@ -41,6 +41,20 @@ class SessionKey(NamedTuple):
         return {**self.id, "revision": revision}
 
 
+class FamilyKey(NamedTuple):
+    app_name: str
+    user_id: str
+    family: str
+
+    @property
+    def id(self) -> dict[str, Any]:
+        """The ``_id`` of the family's document."""
+        return self._asdict()
+
+    def session_key(self, session_id: str) -> SessionKey:
+        return SessionKey(self.app_name, self.user_id, session_id)
+
+
 SHARD_KEY: Final = SessionKey._fields[:2]
 """The fields of every ``_id`` by which a sharded cluster spreads the documents."""
 
@@ -135,6 +149,25 @@ class NewSession:
         return Marker(-1, self.create_time, self.details.ttl, expires)
 
 
+class Birth(NamedTuple):
+    """A fork whose events are copied, which is stored in place of its reservation."""
+
+    document: Document
+    """Its session's."""
+    beside: Sequence[Any]
+    """Statements that are written with it."""
+    held: Document
+    """The filter of the reservation, as long as that is held."""
+    source: Document
+    """The filter of the session that it is made of."""
+    log: tuple[int, int]
+    """Where the source's log began, and how often it was redacted, when it was read."""
+    before: str | None = None
+    """Of a branch, the source's invocation that comes next there."""
+    repeats: bool = False
+    """Whether its own first event repeats the source's next one."""
+
+
 class TurnFence(NamedTuple):
     """Held turn of a session: its epoch, and the session's creation time.
 
@@ -143,6 +176,8 @@ class TurnFence(NamedTuple):
 
     epoch: int
     create_time: float
+    birth: Birth | None = None
+    """The branch that is stored with its first event."""
 
 
 class WaitingStep(NamedTuple):
@@ -182,6 +217,10 @@ class Append(NamedTuple):
     """The session's new title, if it changes; None for none."""
     waiting: WaitingStep = WaitingStep()
     """Its questions to people, or answers for them."""
+
+    @property
+    def birth(self) -> Birth | None:
+        return self.fence.birth if self.fence else None
 
 
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:

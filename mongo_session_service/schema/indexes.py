@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mongo_session_service.codec.record import FAMILY
 from mongo_session_service.model.metadata import CONVERSATION
 
 
@@ -59,7 +60,10 @@ class Index:
 
 
 _OF_USER: Final = ("_id.app_name", "_id.user_id")
-_BY_CREATION: Final = ("create_time", "_id.user_id", "_id.session_id")
+_BY_CREATION: Final = {
+    "sessions": ("create_time", "_id.user_id", "_id.session_id"),
+    "families": ("create_time", "_id.user_id", "_id.family"),
+}
 
 EVENT_ONCE: Final = Index(
     collection="events",
@@ -80,21 +84,19 @@ INDEXES: Final = (
     ),
     Index(
         collection="sessions",
-        name="by_user",
-        keys=(*_OF_USER, "create_time", "_id.session_id"),
-        serves="a page of a user's sessions, of any number",
+        name="by_user_family",
+        keys=(*_OF_USER, FAMILY, "create_time", "_id.session_id"),
+        serves="a page of those without versions; the versions of a conversation",
     ),
-    Index(
-        collection="sessions",
-        name="by_user_shown",
-        keys=(*_OF_USER, "branch.hidden", "create_time", "_id.session_id"),
-        serves="a page of those that families show, of any number of versions",
-    ),
-    Index(
-        collection="sessions",
-        name="by_app",
-        keys=("_id.app_name", *_BY_CREATION),
-        serves="a page of an app's sessions, of any number",
+    *(
+        Index(
+            collection=collection,
+            name=name,
+            keys=tuple(dict.fromkeys(("_id.app_name", *owner, *keys))),
+            serves="a page of a user's or an app's sessions, and of its conversations",
+        )
+        for collection, keys in _BY_CREATION.items()
+        for name, owner in (("by_user", _OF_USER), ("by_app", ()))
     ),
     Index(
         collection="sessions",
@@ -105,27 +107,21 @@ INDEXES: Final = (
     ),
     *(
         Index(
-            collection="sessions",
+            collection=collection,
             name=f"by_{name.removesuffix('s')}",
-            keys=("_id.app_name", name, *_BY_CREATION),
+            keys=("_id.app_name", name, *keys),
             only_with=name,
-            serves=f"a page of the sessions that have a {name.removesuffix('s')}",
+            serves=f"a page of what has a {name.removesuffix('s')}",
         )
+        for collection, keys in _BY_CREATION.items()
         for name in CONVERSATION
     ),
     Index(
         collection="sessions",
         name="by_waiting",
-        keys=("_id.app_name", *_BY_CREATION),
+        keys=("_id.app_name", *_BY_CREATION["sessions"]),
         only_with="waiting",
         serves="a page of the sessions that wait for a person, among any number",
-    ),
-    Index(
-        collection="sessions",
-        name="by_family",
-        keys=(*_OF_USER, "branch.family"),
-        only_with="branch.family",
-        serves="the versions of a conversation, among any number of sessions",
     ),
     Index(
         collection="partials",

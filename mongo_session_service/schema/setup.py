@@ -26,12 +26,12 @@ It rises when an earlier release would misread them: that one then refuses the d
 _VERSION_ID: Final = {"_id": "schema"}
 
 NEEDED: Final = (
-    *("sessions", "events", "app_states", "user_states", "partials"),
+    *("sessions", "events", "app_states", "user_states", "partials", "families"),
     *("checkpoints", "leases", "dead_letters", "metadata"),
 )
 """A transaction that has to create its collection conflicts with all others."""
 COLLECTIONS: Final = (*NEEDED, "imports")
-_INDEXED: Final = ("sessions", "events", "partials")
+_INDEXED: Final = ("sessions", "events", "partials", "families")
 _LARGEST: Final = "events"
 """The collection that has nearly all bytes of a database; a third less if compressed by
 zstd, with its indexes."""

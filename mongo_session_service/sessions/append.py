@@ -339,7 +339,7 @@ def expectation(storage: Storage, append: Append, expected: Marker) -> Document:
 
 def turn_expectation(fence: TurnFence) -> Document:
     """The filter for the session of an append within a turn: else the turn is lost."""
-    epoch, create_time = fence
+    epoch, create_time, _ = fence
     return {TURN_EPOCH: epoch, "create_time": create_time}
 
 
@@ -368,7 +368,8 @@ async def judge(storage: Storage, planned: QueuedWrite) -> Verdict:
             return AlreadyStored(stored.revision)
         which = f"Another event with id {quoted(write.event_id)}"
         raise AlreadyExistsError(f"{which} already exists.")
-    if write.fence not in {None, (session.turn.get("epoch"), found.create_time)}:
+    held = (session.turn.get("epoch"), found.create_time)
+    if write.fence and write.fence[:2] != held:
         raise turn_lost_error(key.session_id)
     # It may have changed to what was expected since, so that all looks well.
     is_same = found[:2] == expected[:2]

@@ -22,11 +22,11 @@ from mongo_session_service.model.records import (
     NewSession,
     SessionKey,
 )
+from mongo_session_service.sessions import branches
 from mongo_session_service.sessions.append import (
     session_updates,
     shared_state_updates,
 )
-from mongo_session_service.sessions.details import announced
 from mongo_session_service.sessions.reads import find_event, head_query
 from mongo_session_service.sessions.waiting_log import pending_calls_after_batch
 from mongo_session_service.sessions.writer import QueuedWrite
@@ -63,6 +63,7 @@ async def commit_batch(
         if isinstance(write, NewSession):
             continue
         reads_sessions |= write.title is not NOT_GIVEN or write.waiting.has_effect
+        reads_sessions |= write.birth is not None
         if not has_guard and await find_event(storage, write.key, write.event_id):
             raise RefusedError
     # The writer's task is its own shield: no caller's cancellation reaches it.
@@ -80,17 +81,14 @@ async def _write_with_sessions(
     storage: Storage, planned: Sequence[QueuedWrite], tx: Transaction
 ) -> None:
     """Write a batch whose statements depend on what its sessions hold."""
+    appends = [it.write for it in planned if isinstance(it.write, Append)]
+    for each in filter(None, (it.birth for it in appends)):
+        await branches.bear(storage, each, tx)
     waiting = await pending_calls_after_batch(storage, planned, tx)
     await tx.write(*batch_statements(storage, planned, waiting))
-    renamed = {
-        it.write.key
-        for it in planned
-        if isinstance(it.write, Append) and it.write.title is not NOT_GIVEN
-    }
-    for key in renamed if storage.has_transactions else ():
+    for key in {it.key for it in appends if it.title is not NOT_GIVEN}:
         if found := await tx.find_one(head_query(key)):
-            shown = SessionRecord.read(found).announcement
-            await tx.write(*announced(storage, shown))
+            await branches.rename(storage, SessionRecord.read(found), tx)
 
 
 def batch_statements(

@@ -1,18 +1,10 @@
 """Branches: the sessions that have the versions of an edited message.
 
 To edit a message of a session makes a *branch*: a fork of it that ends before the
-message, and is kept in the *family* of the session. Its document, and that of the
-family's first session, the root, has a field ``branch``:
-
-- ``family``: the id that all documents of a family have.
-- ``root``: the root's session id.
-- ``before``: of a branch, the invocation of its parent before which it parts from it.
-- ``hidden``: True in all but the one that the family shows.
-
-Its parent is the first that it names in ``forked_from``. Whoever makes, shows or
-removes one writes the document that is shown by then as well. So of two such
-transactions one waits for the other, and one session of a family is shown at any time.
-Without transactions a crash may leave two of them.
+message, and is kept in the *family* of the session, see
+:mod:`~mongo_session_service.codec.family_record`. It is *unborn* until its first event
+is stored, which adds it to the family in the same transaction: before that it is a
+reservation, which nobody sees, and which expires once its turn is not renewed.
 """
 
 from __future__ import annotations
@@ -21,183 +13,264 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from bson.timestamp import Timestamp
-
-from mongo_session_service.codec.record import STATES, Origin, SessionRecord
+from mongo_session_service.codec.family_record import FamilyRecord, Member
+from mongo_session_service.codec.record import (
+    FAMILY,
+    STATES,
+    Origin,
+    SessionRecord,
+    is_placeholder,
+)
 from mongo_session_service.errors import session_not_found_error
-from mongo_session_service.model.metadata import BRANCH
-from mongo_session_service.model.records import SHARD_KEY, Document, SessionKey
+from mongo_session_service.model.metadata import CONVERSATION
+from mongo_session_service.model.records import (
+    SHARD_KEY,
+    Birth,
+    Document,
+    FamilyKey,
+    SessionKey,
+)
 from mongo_session_service.model.results import Branch
-from mongo_session_service.sessions.details import change_statements
+from mongo_session_service.sessions.details import announced, change_statements
+from mongo_session_service.sessions.families import find_family, join_one
 from mongo_session_service.sessions.reads import (
     found_record,
     head_query,
     read_writable,
 )
 from mongo_session_service.storage.kernel import Storage
-from mongo_session_service.storage.statements import Query, Statement
+from mongo_session_service.storage.statements import (
+    Delete,
+    Query,
+    RefusedError,
+    Update,
+)
 from mongo_session_service.storage.transactions import Transaction
 
-FAMILY: Final = "branch.family"
-SHOWN: Final[Document] = {"branch.hidden": {"$exists": False}}
-"""The filter for what is shown: one range of an index, which a comparison with null is
-not."""
-
-
-def _family(member: SessionRecord, *, shown: bool = False) -> Query:
-    """The query for a family, the oldest first; or for those of it that are shown."""
-    of_user = {f"_id.{name}": member.key.id[name] for name in SHARD_KEY}
-    own = {FAMILY: member.family.get("family"), **(SHOWN if shown else {})}
-    order = {"create_time": 1, "_id": 1}
-    return Query("sessions", of_user | own, order, without=STATES)
+_CHANGED: Final = (
+    "The session was trimmed or redacted during the fork, which was removed. Try again."
+)
 
 
 async def find_branches(storage: Storage, key: SessionKey) -> list[Branch]:
     """Find the family of a session, the oldest first; itself, if it has none."""
     found = answer = await storage.read(head_query(key), patient=True)
-    one = found_record(storage, key, *found)
-    if not one.family:
-        return [_as_branch(one, set(), shown=one)]
-    (family,) = await storage.read(_family(one), as_of=answer.as_of)
-    known, now = [*SessionRecord.read_all(family)], storage.clock.now()
-    stored = [each for each in known if each.is_visible(now)]
-    if not stored:  # without snapshots, it may be gone by now
-        raise session_not_found_error(key.session_id)
-    shown = [each for each in known if not each.is_hidden]
-    visible = [each for each in shown if each in stored]
-    # One that has expired has a successor already.
-    only = visible[-1] if visible else _successor(shown, stored)
-    there = {(each.key.session_id, each.created) for each in stored}
-    return [_as_branch(each, there, shown=only) for each in stored]
+    one, now = found_record(storage, key, *found), storage.clock.now()
+    there = {one.origin: one}
+    family = None
+    if one.family_key is not None:
+        own = {f"_id.{name}": key.id[name] for name in SHARD_KEY} | {FAMILY: one.family}
+        families, stored = await storage.read(
+            Query("families", {"_id": one.family_key.id}),
+            Query("sessions", own, without=STATES),
+            as_of=answer.as_of,
+            patient=True,
+        )
+        records = [it for it in SessionRecord.read_all(stored) if it.is_visible(now)]
+        there |= {it.origin: it for it in records}
+        family = next(map(FamilyRecord.read, families), None)
+    if family is None or all(it.origin != one.origin for it in family.left):
+        family = FamilyRecord.begin(FamilyKey(*key[:2], ""), one)
+    shown = family.shown_of(there)
+    return [
+        Branch(
+            session_id=each.id,
+            parent_id=family.parent_id(each),
+            before_invocation_id=each.before,
+            revision=each.revision,
+            version_of=version_of,
+            create_time=each.created,
+            last_update_time=there[each.origin].updated,
+            is_shown=each.id == shown,
+        )
+        for each, version_of in family.versions(there)
+    ]
 
 
-def _as_branch(
-    member: SessionRecord, there: set[Origin], shown: SessionRecord
-) -> Branch:
-    of_family = member.origins_in_family
-    # What was between two versions may be deleted: it parts from the next, or the root.
-    known = [shared for origin, shared in of_family.items() if origin in there]
-    shared = max(known, default=min(of_family.values(), default=0))
-    first = [id_ for (id_, _), it in of_family.items() if it == shared]
-    return Branch(
-        session_id=member.key.session_id,
-        parent_id=member.parent_id,
-        before_invocation_id=member.family.get("before"),
-        revision=int(shared),
-        version_of=first[-1] if first else None,
-        create_time=member.created,
-        last_update_time=member.updated,
-        is_shown=member is shown,
-    )
-
-
-def _successor(
-    removed: Sequence[SessionRecord], left: Sequence[SessionRecord]
-) -> SessionRecord:
-    """The parent of what was shown, or else the newest of those that are left."""
-    for each in removed:
-        for other in left:
-            if other.key.session_id == each.parent_id:
-                return other
-    return left[-1]
-
-
-async def count_families(
-    storage: Storage, sessions: Iterable[SessionRecord], as_of: Timestamp | None = None
-) -> dict[str, int]:
-    """Count the stored members of the families of some sessions, by an index alone."""
-    members = [each for each in sessions if each.family]
-    if not members:
-        return {}
-    where: Document = {FAMILY: {"$in": [*{it.family["family"] for it in members}]}}
-    for name in SHARD_KEY:
-        owners = [*{each.key.id[name] for each in members}]
-        where[f"_id.{name}"] = owners[0] if len(owners) == 1 else {"$in": owners}
-    stages = ({"$group": {"_id": f"${FAMILY}", "size": {"$sum": 1}}},)
-    (found,) = await storage.read(Query("sessions", where, then=stages), as_of=as_of)
-    return {each["_id"]: each["size"] for each in found}
-
-
-async def show_branch(
-    storage: Storage, key: SessionKey, *, unless_another_is: bool = False
-) -> None:
-    """Have the family of a session show it alone; do nothing if that is so.
-
-    It may stay hidden if another one is shown.
-    """
+async def show_branch(storage: Storage, key: SessionKey) -> None:
+    """Have the family of a session show it; do nothing if that is so."""
 
     async def show(tx: Transaction) -> None:
         found = await read_writable(storage, key, tx)
-        if not found.family:
+        if (of := found.family_key) is None:
             return
-        shown = await _members(_family(found, shown=True), tx)
-        before = [each for each in shown if each.key != found.key]
-        if found.is_hidden:
-            if before and unless_another_is:
-                return
-            await tx.write(*_show(storage, found, before))
-        await tx.write(*_hide(storage, before, found.family))
+        id_ = key.session_id
+        hidden = {"_id": of.id, "members.id": id_, "shown": {"$ne": id_}}
+        flip = Update("families", hidden, {"$set": {"shown": id_}})
+        if stored := await tx.find_and_update(flip, before=True):
+            before = FamilyRecord.read(stored)
+            family = before.changed(before.members, id_)
+            both = await _find_members(family, (id_, before.shown), tx)
+            await _announce(storage, family, both, tx)
 
     await storage.run(show)
 
 
-async def _members(query: Query, tx: Transaction) -> list[SessionRecord]:
-    return [*map(SessionRecord.read, await tx.find(query))]
+async def _find_members(
+    family: FamilyRecord, ids: Sequence[str], tx: Transaction
+) -> list[SessionRecord]:
+    """Find sessions of a family, in this order, as far as they are stored."""
+    wanted = [family.key.session_key(each).id for each in ids]
+    query = Query("sessions", {"_id": {"$in": wanted}}, without=STATES)
+    found = SessionRecord.read_all(await tx.find(query))
+    return sorted(found, key=lambda each: ids.index(each.key.session_id))
 
 
-async def show_successors(
+async def _announce(
+    storage: Storage,
+    family: FamilyRecord,
+    members: Iterable[SessionRecord],
+    tx: Transaction,
+) -> None:
+    """Inform subscribers of what sessions have of their family from now on."""
+    # One that joins it now does not name it yet.
+    own = {FAMILY: family.key.family}
+    shown = [family.joined(each.replaced(own)).announcement for each in members]
+    await tx.write(*announced(storage, shown))
+
+
+async def bear(storage: Storage, birth: Birth, tx: Transaction) -> None:
+    """Store a fork in place of its reservation; its family shows a branch from then on.
+
+    It is refused if the reservation is lost, or its source is not as it was.
+    """
+    document = birth.document
+    both = {"$or": [birth.source, {"_id": document["_id"]}]}
+    found = await tx.find(Query("sessions", both, without=STATES))
+    held = [each for each in found if each["_id"] == document["_id"]]
+    if not (held and is_placeholder(held[0])):
+        raise RefusedError  # it expired; or an earlier attempt has stored it
+    sources = [SessionRecord.read(each) for each in found if each not in held]
+    if not sources:
+        raise session_not_found_error(birth.source["_id"]["session_id"])
+    (source,) = sources
+    if (source.begins, source.redactions) != birth.log:
+        raise RefusedError(_CHANGED)
+    # From now on whoever redacts or trims the source waits, and finds the copy.
+    same = Update("sessions", birth.source, {"$inc": {"steps": 1}}, expected=1)
+    birth = birth._replace(beside=[*birth.beside, same])
+    if birth.before is None:
+        stored = Update("sessions", birth.held, document, expected=1)
+        await tx.write(*birth.beside, stored)
+        return
+    reservation = SessionRecord.part(SessionKey(**document["_id"]), held[0])
+    await _add_to_family(storage, birth, source, reservation.turn, tx)
+
+
+async def _add_to_family(
+    storage: Storage,
+    birth: Birth,
+    source: SessionRecord,
+    turn: Document,
+    tx: Transaction,
+) -> None:
+    """Store a branch, which its family shows from then on."""
+    branch = SessionRecord(SessionKey(**birth.document["_id"]), birth.document)
+    found = await find_family(source.family_key, tx)
+    place = found.place_of(source.origin) if found else None
+    before = found if place is not None else None
+    if before is None:
+        key = FamilyKey(*source.key[:2], uuid.uuid4().hex)
+        before, place = FamilyRecord.begin(key, source), 0
+    member = Member(*branch.origin, place, birth.before, branch.revision, birth.repeats)
+    family = before.changed([*before.members, member], branch.key.session_id)
+    own = {**dict.fromkeys(CONVERSATION), FAMILY: family.key.family, "turn": turn}
+    new = Update("sessions", birth.held, branch.replaced(own).document, expected=1)
+    joining = [_joining(source, family.key)] if before is not found else []
+    whole = Update("families", {"_id": family.key.id}, family.document, upsert=True)
+    await tx.write(*birth.beside, new, *joining, whole)
+    hidden = [source]
+    if before.shown != source.key.session_id:
+        hidden = await _find_members(family, [before.shown], tx)
+    await _announce(storage, family, hidden, tx)
+
+
+async def rename(storage: Storage, session: SessionRecord, tx: Transaction) -> None:
+    """Have the title that an append has set be that of its family; announce it."""
+    joined = await join_one(session, tx)
+    title = {"title": session.details.title}
+    if joined is not session:
+        own = {"$unset": dict.fromkeys(title, "")}
+        await tx.write(Update("sessions", {"_id": session.key.id}, own))
+    change = joined.change(title if joined is not session else {})
+    await tx.write(*change_statements(storage, change, is_announced=True))
+
+
+async def leave_families(
     storage: Storage, removed: Iterable[SessionRecord], tx: Transaction
 ) -> None:
-    """Show other sessions of families whose shown one the transaction has removed."""
+    """Take sessions that the transaction removes out of their families."""
+    gone: dict[FamilyKey, set[Origin]] = {}
     for each in removed:
-        if not each.family or each.is_hidden:
-            continue
-        now = storage.clock.now()
-        family = SessionRecord.read_all(await tx.find(_family(each)))
-        left = [it for it in family if it.is_visible(now)]
-        if left and all(it.is_hidden for it in left):
-            successor = _successor([each], left)
-            await tx.write(*_show(storage, successor, [each]))
+        if (key := each.family_key) is not None:
+            gone.setdefault(key, set()).add(each.origin)
+    for key, origins in gone.items():
+        own = {"_id": key.id}
+        found = await tx.find(Query("families", own))
+        for before in FamilyRecord.read_all(found):
+            await _take_out(storage, before, origins, tx)
 
 
-async def join_family(
-    storage: Storage,
-    parent: SessionRecord,
-    branch: Document,
-    before: str,
-    tx: Transaction,
-) -> tuple[Document, list[Statement]]:
-    """Make a document, about to be stored, the branch that its parent's family shows.
+async def _take_out(
+    storage: Storage, before: FamilyRecord, gone: set[Origin], tx: Transaction
+) -> None:
+    members = [it._replace(gone=it.gone or it.origin in gone) for it in before.members]
+    family, own = before.changed(members, before.shown), {"_id": before.key.id}
+    if not family.left:
+        await tx.write(Delete("families", own))
+        return
+    shown = family.shown
+    left: list[SessionRecord] = []
+    if all(each.id != shown for each in family.left):
+        left = await find_versions(storage, family, tx)
+        shown = family.shown_of({each.origin for each in left}) or shown
+    family = family.changed(members, shown)
+    await tx.write(Update("families", own, family.document))
+    new = [each for each in left if each.key.session_id == shown]
+    await _announce(storage, family, new, tx)
 
-    Returns its document, and the statements that hide the one that was shown, which is
-    the parent itself if it had no family yet.
+
+async def find_versions(
+    storage: Storage, family: FamilyRecord, tx: Transaction
+) -> list[SessionRecord]:
+    """Find those of its sessions that are stored and in no other family."""
+    ids = [family.key.session_key(each.id).id for each in family.left]
+    query = Query("sessions", {"_id": {"$in": ids}}, without=STATES)
+    known, now = {each.origin for each in family.left}, storage.clock.now()
+    return [
+        each
+        for each in SessionRecord.read_all(await tx.find(query))
+        if each.is_visible(now) and each.origin in known
+        if each.family in {None, family.key.family}
+    ]
+
+
+async def restore_family(storage: Storage, family: FamilyRecord) -> None:
+    """Have sessions that an import has stored be the versions that they were.
+
+    It adds what is missing, and may be repeated.
     """
-    place, shown = parent.family, [parent]
-    if place:
-        shown = await _members(_family(parent, shown=True), tx)
-    else:
-        place = {"family": uuid.uuid4().hex, "root": parent.key.session_id}
-    own = {name: place[name] for name in ("family", "root")} | {"before": before}
-    taken = shown[-1].conversation if shown else {}
-    fields = branch | taken | {BRANCH: own}
-    stored = {name: it for name, it in fields.items() if it is not None}
-    return stored, _hide(storage, shown, place)
+
+    async def restore(tx: Transaction) -> None:
+        versions = await find_versions(storage, family, tx)
+        new = [each for each in versions if each.family is None]
+        stored = await find_family(family.key, tx)
+        if not new and (stored or not versions):
+            return
+        there = {each.origin for each in versions}
+        whole = family.merged_with(stored, there, {each.origin for each in new})
+        await tx.write(
+            *(_joining(each, family.key) for each in new),
+            Update("families", {"_id": family.key.id}, whole.document, upsert=True),
+        )
+        if stored is not None and stored.shown != whole.shown:
+            new += await _find_members(whole, [stored.shown], tx)
+        await _announce(storage, whole, new, tx)
+
+    await storage.run(restore)
 
 
-def _show(
-    storage: Storage, session: SessionRecord, before: Sequence[SessionRecord]
-) -> list[Statement]:
-    place = {name: it for name, it in session.family.items() if name != "hidden"}
-    taken = before[-1].conversation if before else {}
-    return change_statements(storage, session.change(taken, family=place))
-
-
-def _hide(
-    storage: Storage, sessions: Iterable[SessionRecord], place: Document
-) -> list[Statement]:
-    """The statements that hide sessions; one without a family gets this place."""
-    statements: list[Statement] = []
-    for each in sessions:
-        change = each.change(family={**(each.family or place), "hidden": True})
-        statements += change_statements(storage, change)
-    return statements
+def _joining(session: SessionRecord, key: FamilyKey) -> Update:
+    """Have a session be in a family, which has its title and labels from then on."""
+    change = session.change({**dict.fromkeys(CONVERSATION), FAMILY: key.family})
+    return Update("sessions", {"_id": session.key.id}, change.update, expected=1)

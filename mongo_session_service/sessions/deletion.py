@@ -132,6 +132,7 @@ def deletable_filter(storage: Storage) -> Document:
     return {
         "$or": [
             {FORK: {"$exists": False}},
+            {"turn.holder": {"$exists": True}},  # all are copied for a branch
             queries.expired_on_server_filter(storage),
         ]
     }
@@ -261,7 +262,7 @@ async def _remove_short(
     elif sessions:
         count = await _replace_with_tombstone(storage, sessions[0], wanted, tx)
         placeholders += [_tombstone(each.key.id) for each in sessions[:count]]
-    await branches.show_successors(storage, short or sessions[:count], tx)
+    await branches.leave_families(storage, short or sessions[:count], tx)
     is_last = len(found) < SESSIONS_AT_ONCE and count == len(sessions)
     events = sum(each.most_stored for each in short)
     return Removal(count, events, is_last), placeholders, partials
@@ -331,7 +332,7 @@ def placeholder_removal_statements(
     before it keeps the feed from reporting a session that was deleted.
     """
     gone = Delete("sessions", _placeholder_filter(key.id))
-    return announced(storage, removal_announcement(key), gone)
+    return announced(storage, [removal_announcement(key)], gone)
 
 
 # --- Erasure ---
@@ -367,6 +368,7 @@ async def erase_owner(storage: Storage, app_name: str, user_id: str | None) -> E
         users = await remove_all("user_states", states)
         await remove_all("imports", notes)
         await remove_all("partials", wanted)
+        await remove_all("families", of_owner)
         letters = await remove_all("dead_letters", of_owner)
         apps = consumers = 0
         if user_id is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mongo_session_service.codec.record import RecordUpdate, SessionRecord
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions.families import join_one
 from mongo_session_service.sessions.reads import read_writable
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import (
@@ -30,7 +31,8 @@ async def update_details(
     """
 
     async def update_session(tx: Transaction) -> SessionRecord:
-        change = (await read_writable(storage, key, tx)).change(fields)
+        found = await join_one(await read_writable(storage, key, tx), tx)
+        change = found.change(fields)
         await tx.write(*change_statements(storage, change, is_announced=True))
         return change.after
 
@@ -50,21 +52,25 @@ def change_statements(
     """
     expected = None if where is None else 1
     wanted = {"_id": change.before.key.id, **(where or {})}
-    update = Update("sessions", wanted, change.update, expected=expected)
+    updates: list[Statement] = []
+    if change.update:
+        updates.append(Update("sessions", wanted, change.update, expected=expected))
+    if change.family_update and (family := change.before.family_key):
+        updates.append(Update("families", {"_id": family.id}, change.family_update))
     if is_announced or change.before.announced != change.after.announced:
-        return [update, *announced(storage, change.after.announcement)]
-    return [update]
+        updates += announced(storage, [change.after.announcement])
+    return updates
 
 
 def announced(
-    storage: Storage, announcement: Document, *writes: Statement
+    storage: Storage, announcements: Sequence[Document], *writes: Statement
 ) -> list[Statement]:
-    """Put a document that only change streams see around writes of one transaction.
+    """Put documents that only change streams see around writes of one transaction.
 
     They look at no updates of sessions, since each append is one. Without transactions
     nobody can follow them.
     """
-    if not storage.has_transactions:
+    if not storage.has_transactions or not announcements:
         return [*writes]
-    shown = Insert("sessions", [announcement])
-    return [shown, *writes, Delete("sessions", {"_id": announcement["_id"]})]
+    gone = [Delete("sessions", {"_id": it["_id"]}, expected=1) for it in announcements]
+    return [Insert("sessions", announcements), *writes, *gone]

@@ -44,6 +44,7 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.families import join_one
 from mongo_session_service.sessions.reads import (
     found_record,
     head_query,
@@ -359,7 +360,8 @@ async def read_with_initial_state(storage: Storage, key: SessionKey) -> SessionR
     A session that is not stored is an error.
     """
     sessions, apart = await storage.read(*_queries(key))
-    return found_record(storage, key, sessions).with_initial(apart)
+    found = found_record(storage, key, sessions).with_initial(apart)
+    return await join_one(found, storage)
 
 
 def _queries(key: SessionKey) -> tuple[Query, Query]:

@@ -7,22 +7,22 @@ renews it. If it expires, its removal includes the copied events, and the fork f
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import starmap, zip_longest
-from typing import Final, NoReturn
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice, starmap
+from typing import Final
 
 import bson
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.codec.bson_values import decode_fields
+from mongo_session_service.codec.bson_values import decode_fields, encode_value
 from mongo_session_service.codec.documents import decode_event, session_document
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.record import (
     COPIED_BY,
-    STATES,
     SessionRecord,
     encode_origin,
 )
@@ -33,7 +33,6 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
     quoted,
     session_exists_error,
-    session_not_found_error,
 )
 from mongo_session_service.model.metadata import (
     ADK_METADATA,
@@ -41,6 +40,7 @@ from mongo_session_service.model.metadata import (
     display_name,
 )
 from mongo_session_service.model.records import (
+    Birth,
     Document,
     NewSession,
     ScopedState,
@@ -55,12 +55,11 @@ from mongo_session_service.storage.statements import (
     DuplicateError,
     Insert,
     Query,
-    Statement,
+    RefusedError,
     TooLateError,
     Update,
 )
 from mongo_session_service.storage.tasks import uninterrupted
-from mongo_session_service.storage.transactions import Transaction
 
 MAX_ORIGINS: Final = 100
 """How many sessions outside of its family a fork of forks names at most, the nearest.
@@ -75,9 +74,6 @@ _STEP_SECONDS: Final = 40
 _LOST: Final = (
     "The fork took too long: its reservation expired and was removed. Try again."
 )
-
-
-_CHANGED: Final = "The session was {} during the fork, which was removed. Try again."
 
 
 async def copy_session(
@@ -95,9 +91,12 @@ async def copy_session(
     """
     origin = await event_log.read_with_initial_state(storage, source)
     if isinstance(until, str):
-        until = await _first_revision(storage, until, origin) - 1
+        first, _ = await _first_event(storage, until, origin)
+        until = first - 1
     revision = event_log.logged_revision(origin, until)
-    await Fork(storage, target, origin, revision).make()
+    fork = Fork(storage, target, origin, revision)
+    async with fork.removed_on_failure():
+        await fork.store_session(await fork.copy())
 
 
 async def new_branch(
@@ -115,12 +114,7 @@ async def new_branch(
     again and cannot be.
     """
     origin = await event_log.read_with_initial_state(storage, source)
-    first = await _first_revision(storage, invocation_id, origin)
-    query = Query("events", {"_id": source.event_id(first)})
-    stored = await storage.find_one(query, patient=True)
-    if stored is None:
-        raise StorageUnavailableError(_CHANGED.format("trimmed"))
-    message = decode_event(EventRecord(stored), storage.hooks)
+    first, message = await _first_event(storage, invocation_id, origin)
     content = message.content
     parts = (content.parts if content else None) or []
     answers = any(each.function_response for each in parts)
@@ -135,18 +129,22 @@ async def new_branch(
     return fork, message
 
 
-async def _first_revision(
+async def _first_event(
     storage: Storage, invocation_id: str, session: SessionRecord
-) -> int:
+) -> tuple[int, Event]:
     log = event_log.LogAtRevision.of(session)
-    firsts = await event_log.find_firsts(storage, log, {invocation_id})
-    if invocation_id not in firsts:
-        which = quoted(invocation_id)
-        trimmed = ", or it was trimmed" if log.begins else ""
-        raise InvalidInputError(
-            f"The session has no event of invocation {which}{trimmed}."
-        )
-    return firsts[invocation_id]
+    query = Query("events", log.where, order=1)
+    if not event_log.is_sealed(storage):
+        own = {event_log.INVOCATION: encode_value(invocation_id)}
+        query = replace(query, filter=log.where | own, limit=1)
+    async for page in storage.scan(query):
+        for each in map(EventRecord, page.documents):
+            event = decode_event(each, storage.hooks)
+            if event.invocation_id == invocation_id:
+                return each.revision, event
+    which = quoted(invocation_id)
+    trimmed = ", or it was trimmed" if log.begins else ""
+    raise InvalidInputError(f"The session has no event of invocation {which}{trimmed}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +162,25 @@ class Fork:
         default_factory=lambda: Reservations(FORK, FORK_LIFETIME)
     )
 
-    async def make(self) -> None:
-        """Copy the events, and store the session."""
+    async def copy(self) -> Birth:
+        """Copy the events; return what is to be stored in place of the reservation."""
+        await self.reserve()
+        await self.copy_log()
+        return await self.build_session()
+
+    async def store_session(self, new: Birth) -> None:
+        storage = self.storage
         try:
-            await self.reserve()
-            await self.copy_log()
-            await self.renew()
-            await self.store_session(*await self.build_session())
+            await storage.run(lambda tx: branches.bear(storage, new, tx))
+        except RefusedError as error:
+            await uninterrupted(self.remove_copy())
+            raise StorageUnavailableError(str(error) or _LOST) from None
+
+    @asynccontextmanager
+    async def removed_on_failure(self) -> AsyncGenerator[None]:
+        """Remove what the block has copied, if it fails."""
+        try:
+            yield
         except (AlreadyExistsError, StorageUnavailableError):
             # There is no reservation to give up, or the server may still be copying,
             # and the reservation must expire.
@@ -188,7 +198,9 @@ class Fork:
         storage, key = self.storage, self.target
 
         async def insert() -> None:
-            reservation = {"_id": key.id, **self.reservations.new_fields(storage)}
+            # A turn that holds it prolongs it as it does a session with a ttl.
+            reservation = {"_id": key.id, "ttl": FORK_LIFETIME}
+            reservation |= self.reservations.new_fields(storage)
             try:
                 await storage.commit(Insert("sessions", [reservation]))
             except DuplicateError:
@@ -200,13 +212,13 @@ class Fork:
         renewal = {"$set": self.reservations.new_fields(self.storage)}
         renewing = Update("sessions", self.reservation, renewal)
         if await self.storage.commit(renewing) == [0]:
-            await self._give_up(_LOST)
+            await uninterrupted(self.remove_copy())
+            raise StorageUnavailableError(_LOST)
 
     async def copy_log(self) -> None:
         after = self.origin.begins
         step = self.storage.limits.fork_step
         while after < self.revision:
-            await self.renew()
             until = min(after + step, self.revision)
             try:
                 await self.copy_events(after, until)
@@ -216,24 +228,24 @@ class Fork:
                 step = max(step // 8, 1)  # large events; those copied are kept
             else:
                 after = until
+            if after < self.revision:
+                await self.renew()
 
     async def copy_events(self, after: int, until: int) -> None:
         log = queries.events_after(self.origin.key, after, until)
         new = {"_id.session_id": self.target.session_id, COPIED_BY: "fork"}
         await self.storage.copy("events", log, new, time_limit=_STEP_SECONDS)
 
-    async def build_session(self) -> tuple[Document, list[Update]]:
+    async def build_session(self) -> Birth:
         """Build the new session's document, and updates for a large initial state."""
         storage, head, until = self.storage, self.origin, self.revision
-        now = platform_time.get_time()
         state = head.state
         if until < head.revision:
             state = await event_log.state_at(storage, head, until)
         details = self._copied_details(state)
         new = NewSession(
             self.target,
-            # The order of a family is that of creation, whatever a clock shows.
-            max(now, head.created + 1e-6) if self.before else now,
+            platform_time.get_time(),
             ScopedState(session=head.initial),
             len(bson.encode(head.initial)),
             details.with_renewed_expiry(storage.clock.now()),
@@ -243,74 +255,36 @@ class Fork:
         log = event_log.LogAtRevision.of(head)._replace(until=until)
         waiting = await pending_call_fields(storage, log, self.target)
         own = {"state": state, "revision": until, COPIED_BY: "fork"}
-        return {**session_document(new), **waiting, **own}, initial_updates([new])
+        return Birth(
+            {**session_document(new), **waiting, **own},
+            initial_updates([new]),
+            self.reservation,
+            {**queries.writable_filter(storage), **head.expected()},
+            (head.begins, head.redactions),
+            self.before,
+            self.repeats,
+        )
 
     def _origins(self) -> list[Document]:
+        """What it was made of; a family has the origins of its own branches."""
         head, until = self.origin, self.revision
         held = head.held | {head.origin: math.inf}
-        source, *cut = (
+        cut = (
             (origin, min(shared, until), self.repeats and held[origin] > until)
             for origin, shared in ({head.origin: math.inf} | head.origins).items()
         )
-        of_family = len(head.origins_in_family)
-        near, far = cut[:of_family], cut[of_family:][:MAX_ORIGINS]
-        if self.before is not None:  # few, however often one message is edited
-            pairs = zip_longest(near, (shared for _, *shared in near[1:]))
-            near = [each for each, following in pairs if [*each[1:]] != following]
-        return [*starmap(encode_origin, (source, *near, *far))]
+        # A family has where its own branches come from.
+        outside = islice(cut, self.before is not None, MAX_ORIGINS + 1)
+        return [*starmap(encode_origin, outside)]
 
     def _copied_details(self, state: Document) -> StoredDetails:
         """Return the source's details, titled by the display name of a past state."""
         head, hooks = self.origin, self.storage.hooks
-        details, named = head.without_family().details, state.get(ADK_METADATA)
+        details, named = head.details, state.get(ADK_METADATA)
         if named == head.state.get(ADK_METADATA) or not hooks.is_missing:
             return details
         past = decode_fields({ADK_METADATA: named})
         return details.model_copy(update={"title": display_name(past)})
-
-    async def store_session(self, document: Document, apart: list[Update]) -> None:
-        storage, held = self.storage, self.reservation
-        source = {
-            **queries.writable_filter(storage),
-            **self.origin.expected(),
-        }
-
-        async def replace_reservation(tx: Transaction) -> str | None:
-            stored = await tx.find_one(Query("sessions", source, without=STATES))
-            if not stored:
-                raise session_not_found_error(self.origin.key.session_id)
-            found = SessionRecord.read(stored)
-            if found.begins != self.origin.begins:
-                return _CHANGED.format("trimmed")
-            if found.redactions != self.origin.redactions:
-                return _CHANGED.format("redacted")
-            if not await tx.find_one(Query("sessions", held, fields=("_id",))):
-                return _LOST
-            await tx.write(*apart)
-            new, hiding = document, list[Statement]()
-            if self.before is not None:
-                new, hiding = await branches.join_family(
-                    storage, found, document, self.before, tx
-                )
-            if storage.has_transactions:
-                silently = deletion.placeholder_removal_statements(storage, self.target)
-                await tx.write(*silently, Insert("sessions", [new]))
-            else:
-                await tx.write(Update("sessions", held, new))
-            await tx.write(*hiding)
-            return None
-
-        if problem := await storage.run(replace_reservation):
-            await self._give_up(problem)
-
-    async def _give_up(self, problem: str) -> NoReturn:
-        await uninterrupted(self.remove_copy())
-        raise StorageUnavailableError(problem)
-
-    async def undo(self) -> None:
-        """Remove what was made, as far as MongoDB can be reached."""
-        with suppress(MongoSessionServiceError):
-            await deletion.remove_session(self.storage, self.target)
 
     async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""

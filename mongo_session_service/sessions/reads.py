@@ -27,6 +27,7 @@ from time import monotonic
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
@@ -36,6 +37,7 @@ from mongo_session_service.codec.documents import StoredSession
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.record import (
+    FAMILY,
     LISTED,
     STATES,
     SessionRecord,
@@ -43,10 +45,11 @@ from mongo_session_service.codec.record import (
 )
 from mongo_session_service.errors import SchemaVersionError, session_not_found_error
 from mongo_session_service.model.records import (
+    Birth,
     Document,
     SessionKey,
 )
-from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import families, queries
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.snapshots import Encoded, decode_together
 from mongo_session_service.storage.statements import Query, Update
@@ -135,7 +138,7 @@ async def lock_session(
     found = await tx.find_one(Query("sessions", {"_id": read.key.id}))
     if not (count and found):
         raise await missing_session_error(storage, read.key)
-    return SessionRecord.read(found)
+    return await families.join_one(SessionRecord.read(found), tx)
 
 
 async def missing_session_error(storage: Storage, key: SessionKey) -> Exception:
@@ -164,17 +167,23 @@ class SessionReads:
         key: SessionKey,
         config: GetSessionConfig | None = None,
         after_revision: int = 0,
+        unborn: Birth | None = None,
     ) -> StoredSession | None:
-        """Read a session with the events asked for; None if it is not stored."""
+        """Read a session with the events asked for; None if it is not stored.
+
+        Or a branch that is not stored yet.
+        """
         is_whole = not after_revision and config in (None, GetSessionConfig())
-        if self._cache is not None and is_whole:
+        if self._cache is not None and is_whole and unborn is None:
             return await self._read_cached(key, self._cache)
         answer = await self._storage.read(
             *queries.session_queries(key),
             *queries.event_queries(key, config, after_revision),
         )
         sessions, apps, users, *logs = answer
-        session = self._show(sessions, [*apps, *users])
+        if unborn is not None:
+            sessions = [unborn.document]
+        session = await self._show(sessions, [*apps, *users], answer.as_of)
         if session is None:
             return None
         log = session.record.trimmed([it for log in logs for it in reversed(log)])
@@ -246,18 +255,19 @@ class SessionReads:
         answer = await self._storage.read(*heads, *log_queries, encoded=True)
         sessions, apps, users, *begins, events = answer
         decoded, count = decode_together([*sessions, *apps, *users]), len(sessions)
-        session = self._show(decoded[:count], decoded[count:])
+        session = await self._show(decoded[:count], decoded[count:], answer.as_of)
         log_begins = session.record.begins if session else 0
         while log_begins and events and _revision(events[-1]) <= log_begins:
             events.pop()  # a trim is about to remove it
         return session, [*chain(*begins)], events
 
-    def _show(
-        self, sessions: list[Document], shared: list[Document]
+    async def _show(
+        self, sessions: list[Document], shared: list[Document], as_of: Timestamp
     ) -> StoredSession | None:
         record = SessionRecord.find(sessions, self._storage.clock.now())
         if record is None:
             return None
+        (record,) = await families.join(self._storage, [record], as_of)
         return documents.show_session(record, shared, self._storage.hooks)
 
     async def read_event(self, key: SessionKey, event_id: str) -> Event | None:
@@ -288,7 +298,10 @@ class SessionReads:
             Query("sessions", wanted, fields=LISTED),
         )
         apps, users, sessions = answer
-        records, shared = SessionRecord.read_all(sessions), chain(apps, users)
+        records = [*SessionRecord.read_all(sessions)]
+        if any(FAMILY in each for each in sessions):
+            records = await families.join(self._storage, records, answer.as_of)
+        shared = chain(apps, users)
         return documents.show_sessions(records, shared, self._storage.hooks)
 
     def read_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:

@@ -62,6 +62,7 @@ from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
+from mongo_session_service.sessions.families import find_family
 from mongo_session_service.sessions.reads import lock_session, read_head
 from mongo_session_service.sessions.trim import remove_trimmed
 from mongo_session_service.sessions.waiting_log import refresh_waiting
@@ -146,12 +147,12 @@ async def _find_parts(
 ) -> dict[Origin, LoggedPart]:
     """Find what has the same events: a session's forks, and theirs, to any depth.
 
-    In its family also what it is a branch of, and branches that repeat an event. Two
+    In a family also what one is a branch of, and branches that repeat an event. Two
     sessions have in common what both have of an origin of both.
     """
     own = part.session
     parts = {own.origin: part}
-    held = {it: own.held[it] for it in own.origins_in_family} | {own.origin: math.inf}
+    held = await _held_in_family(storage, own)
     of_user = {f"_id.{name}": own.key.id[name] for name in SHARD_KEY}
     visible = {**of_user, **queries.visible_filter(storage.clock.now())}
     names = [*held] if forks else []
@@ -168,9 +169,24 @@ async def _find_parts(
             revisions = [it for it in part.revisions if it <= shared]
             if revisions and other.origin not in parts:
                 parts[other.origin] = LoggedPart(other, revisions)
-                held[other.origin] = shared
-                names.append(other.origin)
+                in_family = (
+                    {}
+                    if other.origin in held
+                    else await _held_in_family(storage, other)
+                )
+                names += in_family.keys() - held.keys()
+                new = {it: min(shared, most) for it, most in in_family.items()}
+                held = new | held
     return parts
+
+
+async def _held_in_family(
+    storage: Storage, session: SessionRecord
+) -> dict[Origin, float]:
+    """How many events a session has of its family's, gone or not, and of itself."""
+    family = await find_family(session.family_key, storage)
+    shared = {} if family is None else family.shared_with(session.origin)
+    return shared | {session.origin: math.inf}
 
 
 class _Values:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import bson
 from bson.errors import BSONError
+from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec.family_record import FamilyRecord
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.record import HEAD, STATE_PATH, STATES, SessionRecord
+from mongo_session_service.codec.record import (
+    FAMILY,
+    HEAD,
+    STATE_PATH,
+    STATES,
+    SessionRecord,
+)
 from mongo_session_service.codec.waiting_calls import WAITING
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
@@ -24,7 +34,7 @@ from mongo_session_service.model.metadata import (
     StoredDetails,
     check_short,
 )
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import SHARD_KEY, Document, SessionKey
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import (
     check_choice,
@@ -32,7 +42,8 @@ from mongo_session_service.model.validation import (
     check_id,
     wrong_type,
 )
-from mongo_session_service.sessions import branches, queries
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.families import join
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 from mongo_session_service.storage.tasks import in_slices
@@ -72,31 +83,53 @@ class Search:
     filter: Document
     newest_first: bool
     order_by: str = "create_time"
+    of_families: Document = field(default_factory=dict)
+    """The filter of title and labels, which a family has for all its sessions."""
+    is_shown: bool = False
+    """Whether what a family does not show is left out."""
+    is_by_family: bool = False
+    """Whether conversations with versions are in the order in which they began."""
 
     @property
     def bytes(self) -> bytes:
+        wanted = {"filter": self.filter, "of_families": self.of_families}
         order = {"order_by": self.order_by, "newest_first": self.newest_first}
-        return bson.encode({"filter": self.filter, **order})
+        return bson.encode(wanted | order | {"is_shown": self.is_shown})
 
     def place_of(self, document: Document) -> PagePlace:
         id_ = document["_id"]
-        return PagePlace(document[self.order_by], id_["user_id"], id_["session_id"])
-
-    @property
-    def order(self) -> dict[str, int]:
-        direction = -1 if self.newest_first else 1
-        names = (self.order_by, "_id.user_id", "_id.session_id")
-        return dict.fromkeys(names, direction)
+        name = id_["session_id"] if "session_id" in id_ else id_["family"]
+        return PagePlace(document[self.order_by], id_["user_id"], name)
 
     def page_query(self, after: PagePlace | None, limit: int, now: float) -> Query:
-        conditions = [
-            self.filter,
-            queries.visible_filter(now),
-            # A token can continue after these.
-            {self.order_by: _FINITE, "_id.user_id": _TEXT, "_id.session_id": _TEXT},
-            *self._later_filters(after),
-        ]
-        return Query("sessions", {"$and": conditions}, self.order, limit)
+        alone = {**self.of_families, FAMILY: {"$exists": False}}
+        wanted = [self.filter, queries.visible_filter(now)]
+        if self.is_by_family:
+            wanted.append(alone)
+        elif self.of_families:
+            wanted.append({"$or": [alone, {FAMILY: _TEXT}]})
+        return self._page("sessions", "_id.session_id", wanted, after, limit)
+
+    def families_query(self, after: PagePlace | None, limit: int) -> Query:
+        names = (*(f"_id.{name}" for name in SHARD_KEY), self.order_by)
+        own = {name: self.filter[name] for name in names if name in self.filter}
+        wanted = [own | self.of_families]
+        return self._page("families", "_id.family", wanted, after, limit)
+
+    def _page(
+        self,
+        collection: str,
+        name: str,
+        wanted: list[Document],
+        after: PagePlace | None,
+        limit: int,
+    ) -> Query:
+        # A token can continue after these.
+        wanted.append({self.order_by: _FINITE, "_id.user_id": _TEXT, name: _TEXT})
+        wanted += self._later_filters(after, name)
+        names = (self.order_by, "_id.user_id", name)
+        order = dict.fromkeys(names, -1 if self.newest_first else 1)
+        return Query(collection, {"$and": wanted}, order, limit)
 
     def damaged_query(self, limit: int, now: float) -> Query:
         """The query for sessions that are on no page: their time is damaged."""
@@ -104,12 +137,12 @@ class Search:
         conditions = [self.filter, queries.visible_filter(now), damaged]
         return Query("sessions", {"$and": conditions}, limit=limit)
 
-    def _later_filters(self, after: PagePlace | None) -> list[Document]:
+    def _later_filters(self, after: PagePlace | None, name: str) -> list[Document]:
         if after is None:
             return []
         beyond = "$lt" if self.newest_first else "$gt"
-        time, user_id, session_id = after
-        of_user = {"_id.user_id": user_id, "_id.session_id": {beyond: session_id}}
+        time, user_id, id_ = after
+        of_user = {"_id.user_id": user_id, name: {beyond: id_}}
         # The first bounds the index scan, the second orders sessions of the same time.
         return [
             {self.order_by: {f"{beyond}e": time}},
@@ -146,19 +179,25 @@ def new_search(
     if user_id is not None:
         wanted["_id.user_id"] = check_id("user_id", user_id)
         owner = Owner(owner.app_name, wanted["_id.user_id"])
+    of_families = [{name: {"$eq": value}} for name, value in details.parts()]
     if title_contains is not None:
         part = check_short("title_contains", title_contains, MAX_TITLE)
-        wanted["$expr"] = _has_title_part(part)
+        of_families.append({"$expr": _has_title_part(part)})
     if waiting is not None:
         if waiting is not True:
             raise InvalidInputError("waiting must be True or None.")
         wanted[WAITING] = {"$exists": True}
-    if check_flag("families", families):
-        wanted |= branches.SHOWN
-    conditions = [{name: {"$eq": value}} for name, value in details.parts()]
-    if where is not None:
-        conditions += state_conditions(where, owner, hooks)
-    return Search({"$and": [wanted, *conditions]}, is_newest_first, order)
+    if where is not None and (found := state_conditions(where, owner, hooks)):
+        wanted["$and"] = found
+    is_shown = check_flag("families", families) or bool(of_families)
+    return Search(
+        wanted,
+        is_newest_first,
+        order,
+        {"$and": of_families} if of_families else {},
+        is_shown,
+        is_by_family=is_shown and order == "create_time" and waiting is None,
+    )
 
 
 def _has_title_part(part: str) -> Document:
@@ -267,11 +306,13 @@ async def find_place(storage: Storage, page_token: str, search: Search) -> PageP
     If its session is gone, the page begins with those of the same time.
     """
     given = place_in_token(page_token, search)
-    conditions = [search.filter, {search.order_by: given.time}]
-    there = replace(search, filter={"$and": conditions})
-    query = there.page_query(None, 2**31 - 1, storage.clock.now())
-    (found,) = await storage.read(replace(query, fields=(search.order_by,)))
-    for place in map(search.place_of, found):
+    there = replace(search, filter={**search.filter, search.order_by: given.time})
+    both = [there.page_query(None, 2**31 - 1, storage.clock.now())]
+    if search.is_by_family:
+        both.append(there.families_query(None, 2**31 - 1))
+    fields = (search.order_by,)
+    found = await storage.read(*(replace(each, fields=fields) for each in both))
+    for place in map(search.place_of, chain(*found)):
         if without_ids(place) == given:
             return place
     first = "\U0010ffff" if search.newest_first else ""
@@ -280,9 +321,20 @@ async def find_place(storage: Storage, page_token: str, search: Search) -> PageP
 
 class Page(NamedTuple):
     sessions: list[SessionSummary]
-    records: dict[SessionKey, SessionRecord]
-    """What is stored of these."""
+    found: dict[SessionKey, tuple[PagePlace, SessionRecord]]
+    """What is stored of these, and where a page goes on after them."""
     next_page_token: str | None = None
+
+
+class _Chunk(NamedTuple):
+    """Sessions that were read together, by the places after which a page goes on."""
+
+    found: dict[PagePlace, SessionRecord]
+    last: PagePlace | None
+    """The last place that was looked at; None if nothing follows."""
+    as_of: Timestamp
+    is_whole: bool
+    """Whether it ends where it should, and not with a reply of 16 MB."""
 
 
 async def read_page(
@@ -300,31 +352,82 @@ async def read_page(
     Unless it looks ahead, the next page may be empty.
     """
     after = None if page_token is None else place_in_token(page_token, search)
-    now, most = storage.clock.now(), limit + looks_ahead
+    now, size = storage.clock.now(), limit + looks_ahead
     unread = STATES[1:] if with_state else STATES
-    wanted = [replace(search.page_query(after, most, now), without=unread)]
-    if after is None:
-        wanted.append(replace(search.damaged_query(limit, now), fields=HEAD))
-    found, *damaged = answer = await storage.read(*wanted, whole=False)
-    page, has_more = found[:limit], len(found) == most or not answer.is_whole
-    records = [*SessionRecord.read_all(chain(page, *damaged))]  # it warns
-    states = None
+    reading = partial(_read_chunk, storage, search, now=now, unread=unread)
+    chunk = await reading(after, size)
+    found = chunk.found
+    # Many may be left out.
+    while chunk.last and chunk.is_whole and len(found) < limit + looks_ahead:
+        size = min(2 * size, MAX_LIMIT)
+        chunk = await reading(chunk.last, size, as_of=chunk.as_of)
+        found |= chunk.found
+    following = [*found][limit - 1] if len(found) > limit else chunk.last
+    by_key = {each.key: (place, each) for place, each in [*found.items()][:limit]}
+    records, states = [each for _, each in by_key.values()], None
     if with_state and records:
         shared = queries.shared_state_queries_by_key([each.key for each in records])
-        is_one = len(page) == 1
-        states_then = await storage.read(*shared, as_of=answer.as_of, whole=is_one)
+        is_one = len(records) == 1
+        states_then = await storage.read(*shared, as_of=chunk.as_of, whole=is_one)
         if not states_then.is_whole:
-            half = len(page) // 2
+            half = len(records) // 2
             return await read_page(storage, search, page_token, half, with_state=True)
         shown = documents.show_sessions(records, chain(*states_then), storage.hooks)
         states = {each.key: each.state for each in await in_slices(shown)}
         records = [each for each in records if each.key in states]
-    sizes = await branches.count_families(storage, records, answer.as_of)
-    summaries = [*documents.summaries(records, storage.hooks, states, sizes)]
-    following = None
-    if has_more and page:
-        following = page_token_after(search.place_of(page[-1]), search)
-    return Page(summaries, {each.key: each for each in records}, following)
+    summaries = [*documents.summaries(records, storage.hooks, states)]
+    token = following and page_token_after(following, search)
+    return Page(summaries, by_key, token)
+
+
+async def _read_chunk(
+    storage: Storage,
+    search: Search,
+    after: PagePlace | None,
+    size: int,
+    *,
+    now: float,
+    unread: tuple[str, ...],
+    as_of: Timestamp | None = None,
+) -> _Chunk:
+    """Read the sessions that follow a place, without what their families leave out."""
+    wanted = [replace(search.page_query(after, size, now), without=unread)]
+    if search.is_by_family:
+        wanted.append(search.families_query(after, size))
+    if after is None:
+        wanted.append(replace(search.damaged_query(size, now), fields=HEAD))
+    page, *others = answer = await storage.read(*wanted, as_of=as_of, whole=size == 1)
+    is_whole, as_of = answer.is_whole, answer.as_of
+    places, of_families = [*map(search.place_of, page)], search.of_families or None
+    if after is None:  # to warn of what is on no page
+        deque(SessionRecord.read_all(others.pop()), maxlen=0)
+    records = [*SessionRecord.read_all(page)]
+    joined = await join(storage, records, as_of, of_families)
+    found = {
+        search.place_of(each.document): each
+        for each in joined
+        if not (search.is_shown and each.is_hidden)
+    }
+    read = FamilyRecord.read_all(chain(*others))
+    if by_key := {it.key.session_key(it.shown): it for it in read}:
+        ids = {"_id": {"$in": [key.id for key in by_key]}}
+        where = search.filter | queries.visible_filter(now) | ids
+        query = Query("sessions", where, without=unread)
+        (shown,) = then = await storage.read(query, as_of=as_of, whole=size == 1)
+        is_whole &= then.is_whole
+        for each in SessionRecord.read_all(shown):
+            family = by_key[each.key]
+            found[search.place_of(family.document)] = family.joined(each)
+        places += [search.place_of(each.document) for each in by_key.values()]
+        places = sorted(places, reverse=search.newest_first)[:size]
+        found = {each: found[each] for each in places if each in found}
+    if search.is_by_family and not is_whole:
+        half = await _read_chunk(
+            storage, search, after, size // 2, now=now, unread=unread, as_of=as_of
+        )
+        return half._replace(is_whole=False)
+    last = places[-1] if places and not (is_whole and len(places) < size) else None
+    return _Chunk(found, last, as_of, is_whole)
 
 
 _SAME_ID: Final = 50
@@ -415,12 +518,14 @@ async def find_by_id(
     wanted: Document = {"_id.app_name": app_name, "_id.session_id": session_id}
     if user_id is not None:
         wanted["_id.user_id"] = user_id
-    if families:
-        wanted |= branches.SHOWN
     wanted |= queries.visible_filter(storage.clock.now())
     query = Query("sessions", wanted, limit=_SAME_ID, without=STATES)
     (found,) = await storage.read(query)
-    records = {each.key: each for each in SessionRecord.read_all(found)}
-    sizes = await branches.count_families(storage, records.values())
-    known = documents.summaries(records.values(), storage.hooks, families=sizes)
-    return Page([*known], records)
+    records = await join(storage, [*SessionRecord.read_all(found)])
+    shown = {
+        each.key: (PagePlace(each.created, *each.key[1:]), each)
+        for each in records
+        if not (families and each.is_hidden)
+    }
+    known = documents.summaries((each for _, each in shown.values()), storage.hooks)
+    return Page([*known], shown)

@@ -249,8 +249,9 @@ class Transaction:
         *,
         fields: tuple[str, ...] = (),
         time_limit: float | None = None,
+        before: bool = False,
     ) -> Document | None:
-        """Update one document; return it as it is then.
+        """Update one document; return it as it is then, or as it was ``before``.
 
         The server waits for a locked document for ``time_limit`` seconds at most.
         """
@@ -263,7 +264,7 @@ class Transaction:
             update.change,
             projection=dict.fromkeys(fields, 1) or None,
             upsert=update.upsert,
-            return_document=True,
+            return_document=not before,
             session=self.client_session,
             **options,
         )

@@ -25,6 +25,7 @@ from mongo_session_service.codec.documents import (
     event_document,
     session_document,
 )
+from mongo_session_service.codec.family_record import FamilyRecord
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.record import COPIED_BY, EVENT_TIME
 from mongo_session_service.codec.waiting_calls import REDACTED, waiting_calls
@@ -155,11 +156,6 @@ class EncodedSession:
             revision=self.revision,
         )
 
-    @property
-    def family(self) -> Document:
-        """Its place in one, if it is a version of a message; known of the last part."""
-        return self.details.branch if self.is_last else {}
-
     def next_part(self) -> EncodedSession:
         self.is_last = False
         size, offset = self.own_size, self.revision
@@ -188,6 +184,8 @@ class Batch:
     sessions: dict[SessionKey, EncodedSession] = field(default_factory=dict)
     events: int = 0
     size: int = 0
+    families: list[FamilyRecord] = field(default_factory=list)
+    """Those of sessions in this batch, or in one before."""
     problems: list[Problem] = field(default_factory=list)
     conflicts: list[Problem] = field(default_factory=list)
     """Sessions of the source that have the id of another one."""
@@ -236,6 +234,9 @@ class BatchEncoder:
                 else:
                     self._batch.sessions_read += 1
                     yield from self._begin_session(item)
+            case FamilyRecord():
+                yield from self._end_session()
+                self._batch.families.append(item)
             case SharedState():
                 yield from self._end_session()
                 self._batch.states_read += bool(item.state)

@@ -39,7 +39,6 @@ from mongo_session_service.codec.waiting_calls import (
 )
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import (
-    BRANCH,
     DETAILS,
     display_name,
     with_title,
@@ -70,6 +69,7 @@ from mongo_session_service.transfer.sources import (
     Source,
     StoreSource,
     add_initial_states,
+    joined_documents,
     session_text,
     stored_header,
 )
@@ -202,11 +202,6 @@ def compare_session(
         result = ComparisonResult.BEHIND
     elif revision > incoming.revision:
         result = ComparisonResult.AHEAD
-    elif differing == [BRANCH]:
-        # Another version may be shown here, or was made here only.
-        own, its = bool(there.details and there.details.branch), bool(incoming.family)
-        here = ComparisonResult.SAME if its else ComparisonResult.AHEAD
-        result = here if own else ComparisonResult.BEHIND
     else:
         result = ComparisonResult.CONFLICT if differing else ComparisonResult.SAME
     return plan(result, *differences)
@@ -360,6 +355,8 @@ class StoreTarget:
                 found[key] = each
         sessions = [each for each in found.values() if not is_placeholder(each)]
         await add_initial_states(self._storage, sessions)
+        for each in await joined_documents(self._storage, sessions):
+            found[SessionKey(**each["_id"])] = each
         return found, answer.as_of
 
     async def _load_events(

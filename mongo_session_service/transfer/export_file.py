@@ -9,9 +9,10 @@ The first line names the form; then each line is an object with one field::
                  "create_time": ..., "update_time": ..., "write_time": ...,
                  "title": ...,
                  "labels": {...}, "ttl": ..., "expire_time": ..., "log_begins": ...,
-                 "forked_from": [...], "branch": {...}, "initial_state": {...},
-                 "state": {...}}}
+                 "forked_from": [...], "initial_state": {...}, "state": {...}}}
     {"event": {...}}
+    {"family": {"app_name": ..., "user_id": ..., "family": ..., "create_time": ...,
+                "shown": ..., "title": ..., "labels": {...}, "members": [...]}}
     {"end": {"sessions": 1, "events": 1}}
 
 Events have ADK's field names and belong to the session above them, oldest first; keys
@@ -21,10 +22,11 @@ has a
 title, labels, a ttl and an expire_time only if they are set, and an initial_state if
 it is known. If its first events were trimmed, log_begins is how many, and initial_state
 is the state after these. A fork names in forked_from what it was made of, the nearest
-first: ``{"session_id": ..., "create_time": ..., "revision": ...}``. A version of an
-edited message has in branch its ``family``, and the ``root`` of that, its invocation
-``before`` which it parts, and ``hidden`` if another is shown. What JSON cannot hold is
-tagged, as in :mod:`mongo_session_service.codec.extended_json`.
+first: ``{"session_id": ..., "create_time": ..., "revision": ...}``. After all sessions,
+a conversation with versions has a line, see
+:mod:`mongo_session_service.codec.family_record`; each version has its title and labels
+as well. In earlier files, a version has its place in its own line, as ``branch``. What
+JSON cannot hold is tagged, as in :mod:`mongo_session_service.codec.extended_json`.
 """
 
 from __future__ import annotations
@@ -53,9 +55,14 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from mongo_session_service.codec.bson_values import decode_value, json_form
+from mongo_session_service.codec.bson_values import (
+    UnreadableError,
+    decode_value,
+    json_form,
+)
 from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.codec.extended_json import with_type_tags, without_type_tags
+from mongo_session_service.codec.family_record import FamilyRecord
 from mongo_session_service.codec.record import FORKED_FROM, INITIAL, LOG_BEGINS
 from mongo_session_service.errors import (
     DocumentTooLargeError,
@@ -64,7 +71,11 @@ from mongo_session_service.errors import (
     TransferError,
     without_passwords,
 )
-from mongo_session_service.model.metadata import DETAILS, Details, StoredDetails
+from mongo_session_service.model.metadata import (
+    DETAILS,
+    Details,
+    StoredDetails,
+)
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.model.wording import json_line
@@ -128,13 +139,6 @@ class _Origin(_Line):
     repeats: Literal[True] | None = None
 
 
-class _Branch(_Line):
-    family: str
-    root: str
-    before: str | None = None
-    hidden: Literal[True] | None = None
-
-
 class _SessionLine(_UserStateLine, Details):
     session_id: str
     create_time: FiniteFloat | None = None
@@ -142,7 +146,8 @@ class _SessionLine(_UserStateLine, Details):
     write_time: FiniteFloat | None = None
     log_begins: _Count = 0
     forked_from: list[_Origin] = []
-    branch: _Branch | None = None
+    branch: object = None
+    """Of earlier files; families have lines of their own."""
     initial_state: dict[Any, Any] | None = None
 
     def header(self) -> SessionHeader:
@@ -174,6 +179,8 @@ def encode_item(item: Item) -> str:
         for name in fields.keys() & {"state", INITIAL}:
             fields[name] = _with_sorted_keys(fields[name])
         return tagged_json({"session": fields})
+    if isinstance(item, FamilyRecord):
+        return tagged_json({"family": item.to_json()})
     state = _with_sorted_keys(item.state)
     if item.user_id is None:
         return tagged_json({"app_state": {"app_name": item.app_name, "state": state}})
@@ -260,7 +267,7 @@ def check_header(line: bytes) -> None:
 
 def decode_item(kind: str, value: Any) -> Item:
     """Decode the item that a line holds."""
-    if kind not in {"app_state", "user_state", "session", "event"}:
+    if kind not in {"app_state", "user_state", "session", "family", "event"}:
         raise MalformedError(f"it begins with {kind[:40]!r}, which is unknown")
     if not isinstance(value, dict):
         raise MalformedError(f"its {kind} is not an object")
@@ -270,6 +277,8 @@ def decode_item(kind: str, value: Any) -> Item:
                 return validated_event(value)
             case "session":
                 return _SessionLine.model_validate(value).header()
+            case "family":
+                return FamilyRecord.of_json(value)
             case "user_state":
                 user = _UserStateLine.model_validate(value)
                 return SharedState(user.app_name, user.user_id, user.state)
@@ -278,6 +287,8 @@ def decode_item(kind: str, value: Any) -> Item:
                 return SharedState(app.app_name, None, app.state)
     except ValidationError as error:
         raise MalformedError(_first_fault(kind, error)) from None
+    except UnreadableError:
+        raise MalformedError("its family is not whole") from None
 
 
 def _first_fault(kind: str, error: ValidationError) -> str:
@@ -344,6 +355,10 @@ class JsonLinesSource(BaseSource):
             async for item in items:
                 if isinstance(item, SharedState):
                     if selection.takes_state(item.app_name, item.user_id):
+                        yield item
+                    continue
+                if isinstance(item, FamilyRecord):
+                    if selection.takes_state(*item.key[:2]):
                         yield item
                     continue
                 if isinstance(item, SessionHeader):

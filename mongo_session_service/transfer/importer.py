@@ -20,8 +20,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from google.adk.errors.session_not_found_error import SessionNotFoundError
-
+from mongo_session_service.codec.family_record import FamilyRecord
 from mongo_session_service.codec.record import EVENT_TIME, REDACTIONS, SessionRecord
 from mongo_session_service.errors import ConflictError, StorageError, TransferError
 from mongo_session_service.model.metadata import NOT_GIVEN
@@ -29,7 +28,7 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.batch import initial_updates
-from mongo_session_service.sessions.branches import show_branch
+from mongo_session_service.sessions.branches import restore_family
 from mongo_session_service.sessions.deletion import (
     IMPORT,
     Reservations,
@@ -219,6 +218,7 @@ class _Importer:
                 [each for each in sessions if self._is_written(each)],
                 [each for each in states if each.is_lacking],
             )
+            await self.target.write_families(batch.families)
         for session in sessions:
             self._count(session)
         for state in states:
@@ -329,9 +329,11 @@ class ImportTarget(StoreTarget):
             if each.found and each.comparison is ComparisonResult.BEHIND:
                 await self._append_missing(each.incoming, each.found, each.matched)
         await self._store_new_sessions(new)
-        for key in (it.incoming.key for it in sessions if it.incoming.family):
-            with suppress(SessionNotFoundError):  # it has expired, or was deleted
-                await show_branch(self._storage, key, unless_another_is=True)
+
+    async def write_families(self, families: Iterable[FamilyRecord]) -> None:
+        """Have sessions that are stored be the versions that they were."""
+        for each in families:
+            await restore_family(self._storage, each)
 
     async def _refuse_sealing_apps(self, apps: set[str]) -> None:
         """Refuse to store in clear what an app seals, as one of its events shows."""
@@ -442,11 +444,10 @@ class ImportTarget(StoreTarget):
     async def _append_missing(
         self, incoming: EncodedSession, stored: Document, matched: int
     ) -> None:
-        """Add to a session its missing events, and its place in a family it joined."""
+        """Add to a session its missing events."""
         session = SessionRecord.read(stored)
         missing = [*enumerate(incoming.appends, incoming.offset + 1)][matched:]
-        joined = {} if session.family else incoming.family
-        if not (missing or joined):
+        if not missing:
             return
         fields: Document = {}
         for revision, each in missing:
@@ -454,7 +455,7 @@ class ImportTarget(StoreTarget):
             fields |= dict.fromkeys(("update_time", EVENT_TIME), each.timestamp)
             if each.title is not NOT_GIVEN:  # as every append sets it
                 fields["title"] = each.title
-        if missing and incoming.is_last:
+        if incoming.is_last:
             header, details = incoming.header, incoming.details
             fields |= {"state": incoming.state, EVENT_TIME: header.update_time}
             fields["update_time"] = header.written or header.update_time
@@ -462,11 +463,12 @@ class ImportTarget(StoreTarget):
                 fields["expire_time"] = details.expire_time  # as every append renews it
         waiting = await pending_calls_after(self._storage, session, missing)
         last = waiting.get(max(waiting, default=0))
-        change = session.change(fields, waiting=last, family=joined or None)
-        unchanged = session.expected("revision", "title", REDACTIONS)
+        change = session.change(fields, waiting=last)
+        own = () if session.family else ("title",)
+        unchanged = session.expected("revision", REDACTIONS, *own)
         events = [*incoming.documents(incoming.offset + matched, waiting)]
         await self._storage.commit(
-            *([Insert("events", events)] if events else []),
+            Insert("events", events),
             *change_statements(self._storage, change, unchanged | queries.NEEDS_KNOWN),
         )
 

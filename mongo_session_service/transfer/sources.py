@@ -39,8 +39,10 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.event_record import EventRecord
 from mongo_session_service.codec.events import build_known_event
+from mongo_session_service.codec.family_record import FamilyRecord
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.record import (
+    FAMILY,
     INITIAL,
     SessionRecord,
     UnknownNeedError,
@@ -68,6 +70,7 @@ from mongo_session_service.sessions.event_log import (
     LogRange,
     read_log,
 )
+from mongo_session_service.sessions.families import join
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
 
@@ -181,7 +184,7 @@ class Problem:
         return f"{self.where}: {self.reason}".rstrip(".")
 
 
-Item: TypeAlias = SharedState | SessionHeader | Event | Problem
+Item: TypeAlias = SharedState | SessionHeader | FamilyRecord | Event | Problem
 
 
 class Source(Protocol):
@@ -354,13 +357,16 @@ class StoreSource(BaseSource):
         sessions = Query("sessions", where, order=1, limit=_SESSIONS_AT_ONCE)
         async for page in self.storage.scan(sessions):
             await add_initial_states(self.storage, page.documents)
-            for document in page.documents:
-                alone = bool(selection.sessions)
-                header = stored_header(document, self.storage.hooks, alone=alone)
+            for document in await joined_documents(self.storage, page.documents):
+                header = stored_header(document, self.storage.hooks)
                 yield header
                 if isinstance(header, SessionHeader):
                     async for item in self._events(header):
                         yield item
+        if not selection.sessions:
+            families = Query("families", selection.matching("_id."))
+            async for each in scan_documents(self.storage, families):
+                yield _family(each)
 
     async def _events(self, header: SessionHeader) -> AsyncGenerator[Event | Problem]:
         """The events of a session up to its header's revision, in order."""
@@ -440,10 +446,25 @@ def _key(document: Document) -> SessionKey | Problem:
         return Problem(f"session document {id_!r}", ALTERED)
 
 
-def stored_header(
-    document: Document, hooks: Hooks, *, alone: bool = False
-) -> SessionHeader | Problem:
-    """Read a stored session; ``alone`` without its family, one of its own."""
+def _family(document: Document) -> FamilyRecord | Problem:
+    try:
+        return FamilyRecord.read(document)
+    except UnreadableError:
+        return Problem(f"family document {document['_id']!r}", ALTERED)
+
+
+async def joined_documents(
+    storage: Storage, documents: Sequence[Document]
+) -> list[Document]:
+    """Add to sessions' documents what those that can be read have of their families."""
+    versions = [each for each in documents if FAMILY in each]
+    joined = await join(storage, [*SessionRecord.read_all(versions)])
+    by_id = {repr(each.key.id): each.document for each in joined}
+    return [by_id.get(repr(each["_id"]), each) for each in documents]
+
+
+def stored_header(document: Document, hooks: Hooks) -> SessionHeader | Problem:
+    """Read a stored session."""
     key = _key(document)
     if isinstance(key, Problem):
         return key
@@ -452,8 +473,6 @@ def stored_header(
         record = SessionRecord.read(document)
         for each in (record.revision, record.begins, record.event_count):
             check_revision("The log", each)
-        if alone:
-            record = record.without_family()
         return SessionHeader(
             key,
             decode_state(record.state, owner, hooks),

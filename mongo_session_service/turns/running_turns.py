@@ -121,7 +121,6 @@ class RunningTurn:
         self._is_paced = is_paced
         """Whether the runner continues only when its reader wants the next event."""
         self._wanted = asyncio.Semaphore(0)
-        self._has_begun = asyncio.Event()
         self._is_stopped = asyncio.Event()
         self._loss: Exception | None = None
         """Raised to its readers if the session is gone, or the turn was taken over."""
@@ -151,8 +150,8 @@ class RunningTurn:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it held the turn, and its agent was started."""
-        return self._has_begun.is_set()
+        """Whether its agent was started in the turn, of a session that is stored."""
+        return self.turn.has_begun.is_set()
 
     @property
     def is_done(self) -> bool:
@@ -171,7 +170,7 @@ class RunningTurn:
         """Wait until it holds the turn; raise if it cannot."""
         task = self._task
         try:
-            await _wait_for_either(task, self._has_begun)
+            await _wait_for_either(task, self.turn.has_begun)
         except asyncio.CancelledError:
             self.stop_or_refuse(None)
             await uninterrupted(asyncio.wait({task}))
@@ -283,7 +282,8 @@ class RunningTurn:
                 self.turn.has_open_log = True
                 with self._span() as span:
                     running = asyncio.create_task(self._run_agent())
-                    self._has_begun.set()
+                    if self.turn.unborn is None:
+                        self.turn.has_begun.set()
                     await self._await_agent(running)
                     await self._close_log(running)
                     if self._is_gone:
@@ -384,7 +384,7 @@ class RunningTurn:
             turn.set_status("ended")
             turn.has_open_log = False
             return
-        if self._is_gone:
+        if self._is_gone or turn.unborn is not None:
             return
         with suppress(MongoSessionServiceError):  # who takes the turn next closes it
             try:

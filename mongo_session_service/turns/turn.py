@@ -40,6 +40,7 @@ from mongo_session_service.errors import (
     turn_stopped_error,
 )
 from mongo_session_service.model.records import (
+    Birth,
     Document,
     SessionKey,
     TurnFence,
@@ -106,6 +107,11 @@ class Turns:
             raise turn_stopped_error(key.session_id)
         return None
 
+    def unborn_branch(self, key: SessionKey) -> Birth | None:
+        """Find the branch, not stored yet, whose turn the caller is in."""
+        own = [it for it in _held.get() if it.key == key and it.turns is self]
+        return next((each.unborn for each in own if each.unborn), None)
+
     def refuse_nested(self, key: SessionKey) -> None:
         """Refuse a caller who would wait for the end of the turn that it is in."""
         if self.held_turn(key) is not None:
@@ -152,6 +158,10 @@ class Turn:
         """Which events of the session it gives."""
         self.fence: TurnFence | None = None
         """The fence: an append within it expects this."""
+        self.unborn: Birth | None = None
+        """The branch that it is to be a turn of, until its first event is stored."""
+        self.has_begun = asyncio.Event()
+        """Set once it is held, and its session is stored."""
         self.is_held = False
         self._limit = math.inf if wait is None else wait
         self.interrupts = False
@@ -218,6 +228,9 @@ class Turn:
     def extend(self, started: float) -> None:
         """An append in its body, which began then, has renewed it."""
         self._lease.renewed_at = started
+        if self.unborn is not None and self.fence is not None:
+            self.unborn, self.fence = None, self.fence._replace(birth=None)
+            self.has_begun.set()
 
     async def __aenter__(self) -> Session:
         app_name, _, session_id = self.key
@@ -322,13 +335,20 @@ class Turn:
         config: GetSessionConfig | None,
         after_revision: int = 0,
     ) -> StoredSession:
-        stored = await backend.reads.read_session(self.key, config, after_revision)
+        stored: StoredSession | None
+        if self.unborn is None:
+            reads = backend.reads
+            stored = await reads.read_session(self.key, config, after_revision)
+        else:  # nobody needs its state here
+            stored = StoredSession(
+                SessionRecord(self.key, self.unborn.document), {}, []
+            )
         known = self.fence
         if stored is None or (known and known.create_time != stored.marker.create_time):
             raise session_not_found_error(self.key.session_id)
         created = stored.marker.create_time
         self.info = self.info._replace(session_create_time=created)
-        self.fence = TurnFence(self._lease.epoch, created)
+        self.fence = TurnFence(self._lease.epoch, created, self.unborn)
         return stored
 
     @property
@@ -336,6 +356,8 @@ class Turn:
         return max(self._started + self._limit - time.monotonic(), 0.0)
 
     def _stored_filter(self) -> Document:
+        if self.unborn is not None:
+            return self.unborn.held
         return {"_id": self.key.id, **queries.writable_filter(self._storage)}
 
     async def _acquire(self, *, has_waited: bool = False) -> bool:

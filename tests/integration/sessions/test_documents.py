@@ -107,6 +107,7 @@ async def test_collections_take_the_prefix(
             "checkpoints",
             "dead_letters",
             "events",
+            "families",
             "leases",
             "metadata",
             "partials",

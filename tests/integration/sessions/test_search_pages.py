@@ -20,7 +20,6 @@ from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.metadata import StoredDetails
 from mongo_session_service.service import backends_of
 from mongo_session_service.sessions import search
-from mongo_session_service.sessions.branches import FAMILY
 from mongo_session_service.sessions.search import PagePlace
 from mongo_session_service.storage.snapshots import query_stages
 
@@ -38,10 +37,13 @@ def new_search(
 
 
 def explained(
-    admin: MongoClient, database: str, stages: list[dict[str, Any]]
+    admin: MongoClient,
+    database: str,
+    stages: list[dict[str, Any]],
+    collection: str = "sessions",
 ) -> tuple[set[str], set[str], dict[str, int]]:
     """The stages and indexes of the plan that was chosen, and what it came to."""
-    command = {"aggregate": "sessions", "pipeline": stages, "cursor": {}}
+    command = {"aggregate": collection, "pipeline": stages, "cursor": {}}
     plan = admin[database].command({"explain": command, "verbosity": "executionStats"})
     if "stages" in plan:
         plan = plan["stages"][0]["$cursor"]
@@ -133,45 +135,64 @@ async def test_a_page_of_families_costs_what_a_page_of_sessions_costs(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """Of 10,000 sessions in 3,000 families it reads what it returns, by an index."""
-    hidden = {"hidden": True}
+    owner = {"app_name": "app", "user_id": "bob"}
     admin[database].sessions.insert_many(
         {
-            "_id": {"app_name": "app", "user_id": "bob", "session_id": f"s{n:05}"},
+            "_id": {**owner, "session_id": f"s{n:05}"},
             "state": {},
             "revision": 1,
             "create_time": MOMENT + n,
             "update_time": MOMENT + n,
-            "branch": {
-                "family": f"f{n % 3000}",
-                "root": f"s{n % 3000:05}",
-                **({} if n // 3000 == n % 3 else hidden),
-            },
+            **({"family": f"f{n % 3000:04}"} if n >= 1000 else {}),
         }
         for n in range(10_000)
+    )
+    admin[database].families.insert_many(
+        {
+            "_id": {**owner, "family": f"f{n:04}"},
+            "create_time": MOMENT + n,
+            "shown": f"s{n + 3000 * (1 + n % 2):05}",
+            "members": [
+                {"id": f"s{n + 3000 * version:05}", "created": MOMENT + n}
+                for version in range(1, 3)
+            ],
+        }
+        for n in range(3000)
     )
     found = new_search(
         "app", "bob", None, None, None, newest_first=True, hooks=NO_HOOKS, families=True
     )
     for after in (None, PagePlace(MOMENT + 5002, "bob", "s05002")):
-        stages = query_stages(PLACE, found.page_query(after, 51, MOMENT))
-        shape, indexes, stats = explained(admin, database, stages)
-        assert indexes == {"by_user_shown"}
-        assert "SORT" not in shape
-        assert stats["totalDocsExamined"] <= 52
-        assert stats["totalKeysExamined"] <= 53
+        for query, index in (
+            (found.page_query(after, 51, MOMENT), "by_user_family"),
+            (found.families_query(after, 51), "by_user"),
+        ):
+            stages = query_stages(PLACE, query)
+            shape, indexes, stats = explained(admin, database, stages, query.collection)
+            assert indexes == {index}
+            assert "SORT" not in shape
+            assert stats["totalDocsExamined"] <= 52
+            assert stats["totalKeysExamined"] <= 53
 
-    page = await service.find_sessions(app_name="app", user_id="bob", families=True)
-
-    assert [each.id for each in page.sessions] == [
-        f"s{n:05}" for n in range(8999, 8849, -3)
+    shown: list[tuple[str, int]] = []
+    token: str | None = ""
+    while token is not None:
+        page = await service.find_sessions(
+            **owner, families=True, limit=700, page_token=token or None
+        )
+        shown += [(each.id, each.branches) for each in page.sessions]
+        token = page.next_page_token
+    assert shown == [
+        version
+        for n in range(2999, -1, -1)
+        for version in (
+            *([(f"s{n:05}", 1)] if n < 1000 else []),
+            (f"s{n + 3000 * (1 + n % 2):05}", 2),
+        )
     ]
-    assert [each.branches for each in page.sessions] == [3] * 50
-    sizes = [
-        {"$match": {"_id.app_name": "app", "_id.user_id": "bob", FAMILY: "f0"}},
-        {"$group": {"_id": f"${FAMILY}", "size": {"$sum": 1}}},
-    ]
-    _, indexes, stats = explained(admin, database, sizes)
-    assert (indexes, stats["totalDocsExamined"]) == ({"by_family"}, 0)
+    members = {f"_id.{name}": it for name, it in owner.items()} | {"family": "f0000"}
+    _, indexes, stats = explained(admin, database, [{"$match": members}])
+    assert (indexes, stats["totalDocsExamined"]) == ({"by_user_family"}, 3)
 
 
 async def test_a_state_key_can_have_an_index(
@@ -255,7 +276,7 @@ async def test_a_token_without_ids_leads_to_its_place(
         "app", None, "T3", None, None, newest_first=newest_first, hooks=NO_HOOKS
     )
     page = await search.read_page(storage, found, None, 9)
-    places = [found.place_of(each.document) for each in page.records.values()]
+    places = [place for place, _ in page.found.values()]
     gone = PagePlace(MOMENT, "eve", "s1")
 
     async def led_to(place: PagePlace) -> PagePlace:

@@ -18,7 +18,6 @@ OWNER = {"app_name": "app", "user_id": "user"}
 KEY = {**OWNER, "session_id": "s"}
 SESSION = {"_id.session_id": "s"}
 ASKED = {**SESSION, "_id.revision": 2}
-HIDDEN = {"family": "f", "root": "other", "hidden": True}
 CALL = {"call_id": "x", "name": "x", "author": "x", "since": 1.0, "revision": 1}
 
 Damage = Callable[[Any], object]
@@ -56,7 +55,6 @@ DAMAGES: dict[str, Damage] = {
     "more calls wait": on("sessions", SESSION, waiting_more=1),
     "a call waits": on("sessions", {"_id.session_id": "fork"}, waiting=[CALL]),
     "what waits is damaged": on("sessions", SESSION, waiting=[1]),
-    "hidden": on("sessions", SESSION, branch=HIDDEN),
     "session needs": on("sessions", SESSION, needs=["x"]),
     "event is hooked": on("events", ASKED, hooked=True),
     "event needs": on("events", ASKED, needs=["x"]),

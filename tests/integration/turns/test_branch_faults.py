@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
+from google.adk.plugins import BasePlugin
+from google.adk.sessions import Session
 from pymongo import MongoClient
 from support.conversations import (
     OWNER,
@@ -32,7 +34,7 @@ from mongo_session_service import (
     UnknownOutcomeError,
 )
 from mongo_session_service.sessions import fork
-from mongo_session_service.turns.running_turns import RunningTurn, RunningTurns
+from mongo_session_service.turns.turn import Turn
 
 COMMANDS = (
     *("find", "aggregate", "insert", "update", "delete", "findAndModify"),
@@ -46,54 +48,119 @@ async def names_of(service: MongoSessionService) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["deleted", "expired", "erased"])
-async def test_a_branch_is_gone_before_its_turn(
+async def test_a_branch_is_gone_before_its_message(
     service: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    """Whoever edits learns that it is not there; what was shown before is again."""
+    """Whoever edits learns that it is not there; nothing was shown in between."""
     (first,) = await talk(service, "one", title="Trip")
-    start = RunningTurns.start
+    turn = Turn.__aenter__
 
-    async def overtaken(turns: RunningTurns, running: RunningTurn) -> None:
-        key = running.turn.key.id
+    async def overtaken(held: Turn) -> Session:
+        entered = await turn(held)
         if how == "deleted":
-            await service.delete_session(**key)
+            await service.delete_session(**held.key.id)
         elif how == "erased":
             await service.delete_user(**OWNER)
         else:
-            admin[database].sessions.update_one({"_id": key}, PAST)
-        await start(turns, running)
+            admin[database].sessions.update_one({"_id": held.key.id}, PAST)
+            await service.prune()
+        return entered
 
-    monkeypatch.setattr(RunningTurns, "start", overtaken)
-    with pytest.raises(SessionNotFoundError):
-        await ask(service, "eins", instead_of=first)
+    with monkeypatch.context() as patch:
+        patch.setattr(Turn, "__aenter__", overtaken)
+        with pytest.raises(SessionNotFoundError):
+            await ask(service, "eins", instead_of=first)
 
     left = 0 if how == "erased" else 1
     assert await shown(service) == [(ROOT, 1)] * left
     assert left_in(admin, database) == {"sessions": left, "events": 2 * left}
 
 
-async def test_the_original_is_gone_before_the_turn(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["deleted", "redacted", "trimmed"])
+async def test_the_original_is_changed_before_the_message(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A branch that is stored needs it no more."""
+    """What was copied of it is stored nowhere."""
+    first, second = await talk(service, "one", "two")
+    turn = Turn.__aenter__
+
+    async def overtaken(held: Turn) -> Session:
+        entered = await turn(held)
+        if how == "deleted":
+            await service.delete_session(**IDS)
+        elif how == "redacted":
+            await service.redact_events(**IDS, invocation_id=first, forks=True)
+        else:
+            await service.trim_session(**IDS, before_revision=3)
+        return entered
+
+    monkeypatch.setattr(Turn, "__aenter__", overtaken)
+    with pytest.raises(SessionNotFoundError):
+        await ask(service, "zwei", instead_of=second)
+
+    assert await shown(service) == [(ROOT, 1)] * (how != "deleted")
+
+
+async def test_nobody_sees_a_branch_before_its_message(
+    service: MongoSessionService,
+    second: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor can anybody else write to it, or take its turn."""
+    (first,) = await talk(service, "one", title="Trip")
+    turn = Turn.__aenter__
+    seen: list[object] = []
+
+    async def looked_at(held: Turn) -> Session:
+        entered = await turn(held)
+        key = held.key.id
+        seen.append(await second.get_session(**key))
+        seen.append(await shown(second))
+        seen.append(len(await family(second)))
+        for call in (
+            second.append(**key, event=Event(author="user")),
+            second.find_branches(**key),
+            second.show_branch(**key),
+            second.update_session(**key, title="x"),
+            second.fork_session(**key),
+        ):
+            with pytest.raises(SessionNotFoundError):
+                await call
+        with pytest.raises(SessionNotFoundError):
+            async with second.turn(**key):
+                pass
+        return entered
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Turn, "__aenter__", looked_at)
+        branch, _ = await ask(service, "eins", instead_of=first)
+
+    assert seen == [None, [(ROOT, 1)], 1]
+    assert await shown(second) == [(branch, 2)]
+    assert await texts(second, branch) == ["eins", "to eins"]
+
+
+async def test_an_agent_that_fails_before_the_message(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """There is no branch; whoever edits learns why."""
     (first,) = await talk(service, "one")
-    start = RunningTurns.start
 
-    async def overtaken(turns: RunningTurns, running: RunningTurn) -> None:
-        await service.delete_session(**IDS)
-        await start(turns, running)
+    class Unready(BasePlugin):
+        async def on_user_message_callback(self, **_: Any) -> None:
+            raise ZeroDivisionError
 
-    monkeypatch.setattr(RunningTurns, "start", overtaken)
-    branch, _ = await ask(service, "eins", instead_of=first)
+    runner = runner_of(service, EchoModel())
+    runner.plugin_manager.register_plugin(Unready(name="unready"))
+    with pytest.raises(RuntimeError, match="unready"):
+        await ask(service, "eins", instead_of=first, runner=runner)
 
-    assert await shown(service) == [(branch, 1)]
-    (alone,) = await family(service, branch)
-    assert (alone.parent_id, alone.version_of) == (ROOT, ROOT)
-    assert await texts(service, branch) == ["eins", "to eins"]
+    assert await shown(service) == [(ROOT, 1)]
+    assert left_in(admin, database) == {"sessions": 1, "events": 2}
 
 
 async def test_mongodb_is_away_from_some_command_on(
@@ -138,7 +205,7 @@ async def test_mongodb_is_away_from_some_command_on(
 async def test_nobody_knows_whether_a_branch_is_stored(
     victim: MongoSessionService, admin: MongoClient[Any]
 ) -> None:
-    """It is removed if it is: whoever edits learns that, and may edit again."""
+    """If it is, it stays with its message; whoever edits may do so again."""
     (first,) = await talk(victim, "one")
     unsatisfiable = {"code": 100, "errmsg": "not enough members"}
     with (
@@ -148,8 +215,9 @@ async def test_nobody_knows_whether_a_branch_is_stored(
         await ask(victim, "eins", instead_of=first)
 
     again, _ = await ask(victim, "eins", instead_of=first)
-    assert await names_of(victim) == [ROOT, again]
-    assert await shown(victim) == [(again, 2)]
+    names = await names_of(victim)
+    assert names[-1] == again
+    assert await shown(victim) == [(again, len(names))]
 
 
 async def test_two_services_edit_and_flip_at_once(
@@ -225,11 +293,10 @@ async def test_all_versions_but_one_have_expired(
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("field", "place"),
     [
-        *(5, None, {}, [], "x", {"family": "f"}, {"root": ROOT}),
-        *({"family": 7, "root": 7}, {"family": "f", "root": None}),
-        {"family": "f", "root": ROOT, "before": 3},
+        *(("branch", 5), ("branch", None), ("branch", {}), ("branch", {"family": 7})),
+        *(("branch", {"family": "f", "root": None}), ("branch", {"root": ROOT})),
     ],
     ids=repr,
 )
@@ -237,12 +304,13 @@ async def test_a_place_in_a_family_that_is_none(
     service: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
+    field: str,
     place: object,
 ) -> None:
     """What another tool has stored there makes a session one of its own."""
     (first,) = await talk(service, "one")
     of_it = {"_id.session_id": ROOT}
-    admin[database].sessions.update_one(of_it, {"$set": {"branch": place}})
+    admin[database].sessions.update_one(of_it, {"$set": {field: place}})
 
     assert await shown(service) == [(ROOT, 1)]
     assert (await service.update_session(**IDS, title="x")).branches == 1

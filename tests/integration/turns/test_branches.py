@@ -12,7 +12,6 @@ import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.genai import types
-from pymongo import MongoClient
 from support.conversations import (
     OWNER,
     ROOT,
@@ -71,7 +70,8 @@ async def test_a_message_is_edited_on_a_branch(service: MongoSessionService) -> 
     }
     assert await shown(service) == [(branch, 2)]
     (summary,) = (await service.find_sessions(**OWNER, families=True)).sessions
-    assert (summary.root_id, summary.title) == (ROOT, "Trip")
+    assert summary.root_id not in {None, ROOT, branch}
+    assert summary.title == "Trip"
     assert summary.labels == {"a": "b"}
     both = await service.find_sessions(**OWNER)
     assert {(each.id, each.branches) for each in both.sessions} == {
@@ -165,15 +165,15 @@ async def test_another_version_is_shown(service: MongoSessionService) -> None:
         for each in follower.told
         if each.kind != "appended"
     ]
-    root = ROOT
+    (summary,) = (await service.find_sessions(**OWNER, families=True)).sessions
+    of = summary.root_id
     assert seen == [
-        ("updated", root, root, True),
-        ("updated", branch, root, False),
-        ("created", new, root, True),
-        ("updated", root, root, False),
+        ("updated", ROOT, of, True),
+        ("updated", branch, of, False),
+        ("created", new, of, True),
+        ("updated", ROOT, of, False),
     ]
     assert follower.told[0].title == "Renamed"
-    (summary,) = (await service.find_sessions(**OWNER, families=True)).sessions
     assert summary.title == "Renamed"
 
 
@@ -358,24 +358,6 @@ async def test_a_plain_turn_is_not_stopped(service: MongoSessionService) -> None
             await late
 
     assert len(await family(service)) == 1
-
-
-async def test_two_that_are_shown_become_one(
-    service: MongoSessionService, admin: MongoClient[Any], database: str
-) -> None:
-    """A crash without transactions may leave two: a flip to either hides the other."""
-    (first,) = await talk(service, "one")
-    one, _ = await ask(service, "eins", instead_of=first)
-    two, _ = await ask(service, "uno", instead_of=first)
-    unhide = {"$unset": {"branch.hidden": ""}}
-    admin[database]["sessions"].update_one({"_id.session_id": one}, unhide)
-    assert {*await shown(service)} == {(one, 3), (two, 3)}
-
-    await service.delete_session(**OWNER, session_id=two)
-    assert await shown(service) == [(one, 2)]
-    admin[database]["sessions"].update_one({"_id.session_id": ROOT}, unhide)
-    await service.show_branch(**OWNER, session_id=one)
-    assert await shown(service) == [(one, 2)]
 
 
 async def test_families_of_two_users_are_apart(
