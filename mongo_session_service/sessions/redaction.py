@@ -24,7 +24,6 @@ from bson.timestamp import Timestamp
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
-from google.adk.sessions.state import State
 from google.genai import types
 
 from mongo_session_service.codec import bson_values, documents
@@ -60,6 +59,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions.deletion import remove_some
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.families import find_family
@@ -193,8 +193,7 @@ class _Values:
     """Values that events have set, by the prefix and the stored name of their key."""
 
     def __init__(self) -> None:
-        prefixes = State.APP_PREFIX, State.USER_PREFIX, ""
-        self.known: dict[str, dict[str, set[bytes]]] = {it: {} for it in prefixes}
+        self.known: dict[str, dict[str, set[bytes]]] = {"app:": {}, "user:": {}, "": {}}
 
     def add(self, deltas: Iterable[ScopedState]) -> None:
         for delta in deltas:
@@ -333,6 +332,11 @@ class _Redaction:
 
     async def redact_log(self) -> int:
         storage, part, count = self.storage, self.part, 0
+        if part.session.revision < part.revisions[-1]:
+            # What is about to repeat the last one has read it before. It is removed, if
+            # it has not done so by now.
+            async for _ in remove_some(storage, part.session.expected("revision")):
+                pass
         for some in cut_by_size(part.revisions, storage.limits.redacted_events):
             count += await storage.run(partial(self._redact_step, some))
         session = part.session
@@ -444,9 +448,8 @@ async def _redact_shared(
 def _redacted_title(session: SessionRecord, replacement: str) -> Document:
     """Replace a title that an event has set."""
     named = {ADK_METADATA: session.state.get(ADK_METADATA)}
-    if display_name(bson_values.decode_fields(named)) != session.details.title:
-        return {}
-    return {"title": replacement[:MAX_TITLE]}
+    is_named = display_name(bson_values.decode_fields(named)) == session.details.title
+    return {"title": replacement[:MAX_TITLE]} if is_named else {}
 
 
 def _replacement_update(

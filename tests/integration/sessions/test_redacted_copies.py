@@ -6,11 +6,20 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.models import LlmRequest, LlmResponse
 from google.genai import types
 from pymongo import MongoClient
-from support.conversations import OWNER, ROOT, EchoModel, ask, runner_of, texts
+from support.conversations import (
+    OWNER,
+    ROOT,
+    EchoModel,
+    ask,
+    runner_of,
+    shown,
+    texts,
+)
 from support.encryption_hooks import CANARY
 from support.one_session import IDS
 from support.raw_search import traces_of
@@ -18,7 +27,7 @@ from support.transfers import exported, imported
 from support.waiting import say
 from typing_extensions import override
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.sessions import fork, redaction
 from mongo_session_service.storage.kernel import Storage
 
@@ -128,6 +137,35 @@ async def test_a_message_that_was_asked_again_is_redacted_in_all_versions(
 
     assert traces_of(CANARY, admin, database) == []
     assert await texts(service, edited) == ["hello", "Well.", "other", "Well."]
+
+
+@pytest.mark.parametrize("moment", ["make", "store_session"])
+async def test_a_message_is_not_asked_again_once_it_is_redacted(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    """Its content was read before; the version fails, and the original is shown."""
+    how: dict[str, Any] = {"runner": runner_of(service, Discreet())}
+    await service.create_session(**IDS)
+    _, first = await ask(service, CANARY, **how, state_delta={"own": CANARY})
+    done = getattr(fork.Fork, moment)
+
+    async def redacted_meanwhile(making: fork.Fork, *args: Any) -> Any:
+        if moment == "make":
+            await done(making, *args)
+        await service.redact_events(**IDS, invocation_id=first, **ALL)
+        if moment != "make":
+            await done(making, *args)
+
+    monkeypatch.setattr(fork.Fork, moment, redacted_meanwhile)
+    with pytest.raises((SessionNotFoundError, StorageUnavailableError)):
+        await ask(service, None, **how, instead_of=first)
+
+    assert traces_of(CANARY, admin, database) == []
+    assert await shown(service) == [(ROOT, 1)]
 
 
 async def test_copies_are_found_to_any_depth(
