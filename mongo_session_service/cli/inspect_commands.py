@@ -508,7 +508,7 @@ def event_texts(event: dict[str, Any]) -> Iterator[str]:
     """Describe an event's content and actions: texts whole, all else within bounds."""
     from mongo_session_service.codec.waiting_calls import ABORTED, STOPPED
 
-    for part in event.get("content", {}).get("parts") or ():
+    for part in _parts_of(event):
         if text := _part_text(part):
             yield text if "text" in part else _shortened(text)
     code, message = event.get("errorCode", ""), event.get("errorMessage", "")
@@ -529,6 +529,18 @@ def event_texts(event: dict[str, Any]) -> Iterator[str]:
         content = compaction.get("compactedContent") or {}
         for part in content.get("parts") or ():
             yield f"(summary) {_part_text(part)}"
+
+
+def _parts_of(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of an event's content, and what it says outside of it as texts."""
+    parts = event.get("content", {}).get("parts") or []
+    spoken = [
+        event.get(f"{it}putTranscription", {}).get("text") for it in ("in", "out")
+    ]
+    said = [f"(spoken) {each}" for each in spoken if each]
+    if "output" in event:
+        said.append(f"(output) {_json_text(event['output'])}")
+    return [*parts, *({"text": each} for each in said)]
 
 
 def state_texts(state: dict[str, Any], between: str = " = ") -> Iterator[str]:

@@ -77,8 +77,6 @@ _source = click.argument(
 )
 _path = click.argument("source", metavar="PATH", type=click.Path(allow_dash=True))
 
-_factory = click.argument("factory", metavar="MODULE:FUNCTION", type=parse_function)
-
 KINDS: Final = (
     Kind(
         "sql",
@@ -112,7 +110,7 @@ KINDS: Final = (
         "service",
         "any BaseSessionService, which MODULE:FUNCTION returns",
         "service old_service:make --app my_app",
-        _factory,
+        click.argument("factory", metavar="MODULE:FUNCTION", type=parse_function),
         "ServiceSource",
     ),
 )
@@ -248,7 +246,9 @@ async def _import(address: ServiceAddress, kind: Kind, options: dict[str, Any]) 
         )
         if again and kind.name != "jsonl":  # which does not change
             click.echo(f"To catch up later, add --since {again}")
-    return _is_any_found(moved, chosen) and moved.is_complete
+    if is_left := bool(chosen.sessions and moved.ahead):
+        warn("To go back to the source, `erase` the session first: the rest is lost.")
+    return _is_any_found(moved, chosen) and moved.is_complete and not is_left
 
 
 def _is_any_found(done: Moved | Verified, chosen: Selection) -> bool:

@@ -60,7 +60,8 @@ Row = Mapping[str, Any]
 
 def key_of_row(row: Row, name: str = "id") -> SessionKey:
     """The session key in a row; rows of events name the id differently."""
-    return SessionKey(row["app_name"], row["user_id"], row[name])
+    ids: list[Any] = [row.get(each) for each in ("app_name", "user_id", name)]
+    return SessionKey(*ids)
 
 
 def _build_or_problem(where: str, build: Callable[[], Result]) -> Result | Problem:
@@ -84,8 +85,8 @@ def header_of(row: Row) -> SessionHeader | Problem:
         session_key(*key)
         return SessionHeader(
             key,
-            json_object(row["state"]),
-            update_time=_epoch(row["update_time"]),
+            json_object(row.get("state")),
+            update_time=_epoch(row.get("update_time")),
             create_time=_epoch(row["create_time"]) if "create_time" in row else None,
         )
 
@@ -151,8 +152,6 @@ _ZONES: Final = 86_400.0
 """Seconds by which the time beside an event may differ, as local time does."""
 
 _SESSIONS_TOGETHER: Final = 250
-_TIED: Final = 10_000
-"""Events of one time that are held to be sorted."""
 _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
@@ -536,7 +535,7 @@ async def _events_in_order(
     before = None
     async for row in rows:
         key = key_of_row(row, "session_id")
-        if before != (key, row["timestamp"]) or len(tied) >= _TIED:
+        if before != (key, row["timestamp"]):
             for each in sorted(tied, key=_own_time):
                 yield each
             tied, before = [], (key, row["timestamp"])
@@ -627,8 +626,7 @@ class AdkMongoDbSource(BaseSource):
         client = open_client(uri)
         name = database or client.get_default_database(_NO_NAME).name
         if name == _NO_NAME:
-            message = "Name the source's database, in its URI or as an option."
-            raise SourceError(message)
+            raise SourceError("Name the source's database, in its URI or as an option.")
         settings = ConnectionSettings(
             name, prefix, transactions=False, hooks=NO_HOOKS, limits=DEFAULT
         )
@@ -655,13 +653,12 @@ class AdkMongoDbSource(BaseSource):
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         async for each, app_name, user_id in shared_states(self._storage, selection):
-            state = each.get("state") or {}
-            user = {} if user_id is None else {"user_id": user_id}
-            yield shared_state_of({"app_name": app_name, **user, "state": state})
+            owner = {"app_name": app_name, "user_id": user_id}
+            yield shared_state_of({**owner, "state": each.get("state") or {}})
         chosen = selection.matching(session_id="id")
         sessions = Query("sessions", chosen, limit=_SESSIONS_IN_PAGE)
         async for each in scan_documents(self._storage, sessions):
-            header = self._header(each)
+            header = header_of(each)
             if isinstance(header, Problem):
                 yield header
             elif selection.takes(header.key, header.update_time):
@@ -669,21 +666,13 @@ class AdkMongoDbSource(BaseSource):
                 async for event in self._events(header.key, each):
                     yield event
 
-    def _header(self, document: Document) -> SessionHeader | Problem:
-        ids = [document.get(name) for name in ("app_name", "user_id", "id")]
-        if not all(isinstance(each, str) for each in ids):
-            place = f"document {document['_id']!r} of {self._storage.prefix}sessions"
-            return Problem(place, "it does not name app, user and session")
-        return header_of(document)
-
     async def _events(
         self, key: SessionKey, read: Document
     ) -> AsyncGenerator[Event | Problem]:
         """The events of a session up to the revision at which it was read."""
-        order = dict.fromkeys(("timestamp", "revision"), 1)
-        log = {**key.id, "revision": {"$lte": read["revision"]}}
+        log = {**key.id, "revision": {"$lte": read.get("revision")}}
         session = Query("sessions", {"_id": read["_id"]}, fields=("create_time",))
-        events = Query("events", log, order=order)
+        events = Query("events", log, {"timestamp": 1, "revision": 1})
         found, now = await self._storage.read(events, session, patient=True)
         if [each.get("create_time") for each in now] != [read.get("create_time")]:
             yield Problem(session_text(key), "it was deleted meanwhile")

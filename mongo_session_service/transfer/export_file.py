@@ -362,9 +362,8 @@ class JsonLinesSource(BaseSource):
                         yield item
                     continue
                 if isinstance(item, SessionHeader):
-                    is_wanted = selection.takes(
-                        item.key, item.written or item.update_time
-                    )
+                    changed = max(item.written or 0.0, item.update_time)
+                    is_wanted = selection.takes(item.key, changed)
                 if is_wanted or isinstance(item, Problem):
                     yield item
 

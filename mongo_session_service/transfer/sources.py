@@ -494,7 +494,8 @@ def stored_header(document: Document, hooks: Hooks) -> SessionHeader | Problem:
 def _selected_sessions_filter(storage: Storage, selection: Selection) -> Document:
     where = queries.visible_filter(storage.clock.now())
     if selection.since is not None:
-        where["update_time"] = {"$gte": selection.since}
+        since = {"$gte": selection.since}  # of the caller's clock, or the server's
+        where["$or"] = [{"update_time": since}, {"event_time": since}]
     return where | selection.matching("_id.")
 
 

@@ -161,6 +161,30 @@ async def test_one_conversation_is_brought_back_from_a_backup(
     assert after.state == before.state | {"user:city": "Rome"}
 
 
+async def test_a_conversation_that_has_gone_on_is_not_brought_back(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """The command says what to do, and does not count as done; that done, it is."""
+    ids = {"app_name": "weather", "user_id": "ada", "session_id": "s1"}
+    path, place = str(tmp_path / "one.jsonl"), (mongodb_uri, "--database", database)
+    one = ("--app", "weather", "--user", "ada", "--session", "s1")
+    await service.create_session(**ids)
+    await service.append(**ids, event=Event(id="e", author="x"))
+    call("export", *place, *one, "--to", path)
+    await service.append(**ids, event=Event(id="later", author="x"))
+
+    refused = call("import", "jsonl", path, *place, *one)
+    call("erase", *ids.values(), "--uri", *place, "--yes")
+    restored = call("import", "jsonl", path, *place, *one)
+
+    assert (refused.returncode, restored.returncode) == (3, 0)
+    assert "1 continued here" in refused.stdout
+    assert "`erase` the session first" in refused.stderr
+    session = await service.get_session(**ids)
+    assert session is not None
+    assert [each.id for each in session.events] == ["e"]
+
+
 async def test_an_export_has_events_of_a_later_adk_as_they_are_stored(
     service: MongoSessionService,
     mongodb_uri: str,

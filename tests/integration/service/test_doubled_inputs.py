@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,13 @@ from support.scripted_model import ScriptedModel
 import mongo_session_service
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer import (
+    Selection,
+    StoreSource,
+    export,
+    move,
+    verify,
+)
 
 IDS: Final = {"app_name": "app", "user_id": "user"}
 KEY: Final = {**IDS, "session_id": "s"}
@@ -213,6 +221,45 @@ async def test_logs(
     await check_doubling(
         lambda size: finish(LOGS[name](service, keys[size], size)), MANY, name
     )
+
+
+MOVES: Final[
+    dict[str, Callable[[StoreSource, MongoSessionService, Selection], Any]]
+] = {
+    "export": lambda source, _, chosen: export(source, os.devnull, chosen),
+    "import": move,
+    "verify": lambda source, _, chosen: verify(source, source, chosen),
+}
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("name", MOVES)
+async def test_moved_logs(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    mongodb_uri: str,
+    name: str,
+) -> None:
+    """Of twice the events, each of which asks people for something."""
+    for size in (MANY, 2 * MANY):
+        key = SessionKey(f"app{size}", "user", "s")
+        await store_long_session(service, admin, database, key, size)
+    asks = {"event.long_running_tool_ids": ["$event.id"]}
+    admin[database].events.update_many({}, [{"$set": asks}])
+    async with (
+        MongoSessionService(
+            mongodb_uri, database=database, collection_prefix="copy_"
+        ) as copy,
+        StoreSource(service) as source,
+    ):
+        await copy.setup()
+
+        async def call(size: int) -> None:
+            chosen = Selection(apps=frozenset([f"app{size}"]))
+            await MOVES[name](source, copy, chosen)
+
+        await check_doubling(call, MANY, name)
 
 
 @pytest.mark.limits(block_events=1)

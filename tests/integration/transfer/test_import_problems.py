@@ -183,7 +183,9 @@ async def test_documents_without_ids_are_reported(
 
     assert (result.new, result.events, verified.differences) == (5, 24, 1)
     (problem,) = told
-    assert problem.endswith("it does not name app, user and session")
+    assert problem == (
+        "session None of user 5 in app 'weather': user_id must be a string, not int"
+    )
 
 
 async def test_another_services_collections_are_no_target(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.adk.events import Event
 from rich.cells import cell_len
 from support.terminals import printed, sent
 
 from mongo_session_service.cli import terminal
 from mongo_session_service.cli.inspect_commands import event_texts
+from mongo_session_service.codec.public_view import public_view
 from mongo_session_service.codec.waiting_calls import ABORTED, STOPPED
 
 
@@ -75,3 +77,22 @@ def test_a_stop_is_no_error(fields: dict[str, Any], texts: list[str]) -> None:
     event = {"errorCode": ABORTED, "actions": {}, **fields}
 
     assert [*event_texts(event)] == texts
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"input_transcription": {"text": "I live in Lisbon"}}, "(spoken) I live in"),
+        ({"output_transcription": {"text": "It is warm"}}, "(spoken) It is warm"),
+        ({"output": {"city": "Lisbon"}}, '(output) {"city": "Lisbon"}'),
+    ],
+)
+def test_what_an_event_says_outside_its_content_is_shown(
+    said: dict[str, Any], text: str
+) -> None:
+    """What was spoken is marked, and so is what a node has put out."""
+    event = Event.model_validate({"author": "user", **said})
+
+    (shown,) = event_texts(public_view({"event": event})["event"])
+
+    assert shown.startswith(text)
