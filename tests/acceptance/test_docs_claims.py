@@ -56,7 +56,9 @@ async def test_the_queries_find_what_they_name(
     session = await service.create_session(app_name="a", user_id="u", state=state)
     call = types.Part.from_function_call(name="get_weather", args={})
     content = types.Content(role="model", parts=[call])
-    await service.append_event(session, Event(author="weather_agent", content=content))
+    event = Event(author="weather_agent", content=content)
+    event.error_code = "INVOCATION_ABORTED"
+    await service.append_event(session, event)
 
     blocks = blocks_of(DOCS / "operations" / "mongodb.md")
     (queries,) = (block.text for block in blocks if block.language == "js")
