@@ -51,26 +51,12 @@ else:
     # Two threads that import parts of ADK in different orders may deadlock.
     _one_at_a_time = threading.RLock()
 
+    # Modules of those names that service.py does not import.
     _HOMES = {
-        "Branch": "model.results",
         "Change": "changes.change",
-        "Consumer": "consumers.consumer",
-        "ConsumerStatus": "consumers.checkpoint",
         "DeadLetter": "consumers.dead_letters",
-        "Erased": "model.results",
-        "FeedStats": "feed.stats",
         "Handler": "consumers.handler",
-        "Hook": "codec.hooks",
-        "MongoSessionService": "service",
-        "Pruned": "model.results",
-        "RunningTurn": "turns.running_turns",
-        "SessionKey": "model.records",
-        "SessionPage": "model.results",
-        "SessionSummary": "model.results",
         "Subject": "codec.hooks",
-        "Subscription": "feed.subscription",
-        "TurnInfo": "model.results",
-        "UserEvent": "model.results",
         "WaitingCall": "model.results",
     }
 
@@ -79,9 +65,10 @@ else:
 
         ADK takes a second to import: the command line often does without it.
         """
-        if name in _HOMES:
+        if name in __all__:
             with _one_at_a_time:
-                home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+                module = _HOMES.get(name, "service")
+                home = importlib.import_module(f"{__name__}.{module}")
             globals()[name] = getattr(home, name)
             return globals()[name]
         may_be_module = name.isidentifier() and not name.startswith("_")

@@ -68,7 +68,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class NewSession(_Body):
+class SessionToCreate(_Body):
     """A session to create, and what it begins with."""
 
     session_id: str | None = None
@@ -221,10 +221,10 @@ class AdkResources(SessionResources):
             return self.answer(b"[%b]" % b",".join(texts))
 
     async def create_session(
-        self, scope: OfUser, asked: NewSession | None = None
+        self, scope: OfUser, asked: SessionToCreate | None = None
     ) -> Response:
         """Creates a session of a user, with the events that it begins with."""
-        asked = asked or NewSession()
+        asked = asked or SessionToCreate()
         options = asked.options or {}
         if unknown := sorted(options.keys() - _OPTIONS):
             raise HTTPException(400, f"There is no option {quoted(unknown[0])}.")
@@ -245,7 +245,7 @@ class AdkResources(SessionResources):
         self, scope: OfUser, key: Key, state: dict[str, Any] | None = None
     ) -> Response:
         """Creates a session that has this id."""
-        asked = NewSession(session_id=key.session_id, state=state)
+        asked = SessionToCreate(session_id=key.session_id, state=state)
         return await self.create_session(scope, asked)
 
     async def update_state(self, key: Key, update: StateUpdate) -> Response:
@@ -305,7 +305,7 @@ def _refusal_of(error: Exception) -> HTTPException:
     if isinstance(error, REFUSED):
         return refusal_of(error)
     logger.error("An agent has failed.", exc_info=error)
-    return Refusal("failed", "The agent has failed; see the server's log.")
+    return Refusal(500, "failed", "The agent has failed; see the server's log.")
 
 
 def _streamed(event: Event) -> Iterator[Event]:

@@ -16,6 +16,8 @@ from collections.abc import (
     Coroutine,
     Iterable,
 )
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
@@ -23,8 +25,6 @@ from itertools import compress
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
-import anyio
-import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -32,11 +32,12 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Message
+from starlette.types import Message, Receive, Send
 from starlette.types import Scope as ASGIScope
 from typing_extensions import override
 
@@ -69,6 +70,16 @@ LATER: Final = {"Retry-After": str(RETRY_SECONDS)}
 SEE_LOG: Final = "Sessions cannot be read or written; see the server's log."
 UNAVAILABLE: Final = "MongoDB is unavailable."
 
+_SHARED: Final = {
+    "Access-Control-Allow-Credentials": "true",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
+    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
+    "Access-Control-Expose-Headers": "Permitted-Actions, Retry-After",
+    "Access-Control-Max-Age": "600",
+    "Vary": "Origin",
+}
+"""What a browser is told of the routes, if the origin of the page is trusted."""
+
 _SLASH: Final = re.compile("%2[Ff]")
 _STAND_IN: Final = "\udc2f"
 """Of a slash in an id: no path that is decoded holds it."""
@@ -89,40 +100,32 @@ _LONGEST: Final = 200
 """Characters of a name in an answer, which the client may have chosen."""
 
 
-_KINDS: Final[dict[int, tuple[str, ...]]] = {
-    403: ("not-allowed", "foreign-origin"),
-    404: ("no-session", "no-turn"),
-    409: ("exists", "stale", "turn-taken", "turn-interrupted", "turn-lost"),
-    413: ("too-large",),
-    415: ("not-json",),
-    422: ("invalid",),
-    500: ("failed",),
-    503: ("unavailable", "unknown-outcome"),
-}
-"""The kinds of refusals that have a status, the usual one first."""
-
-_TYPE: Final = "urn:mongo-session-service:"
-_TYPES: Final = [_TYPE + kind for kinds in _KINDS.values() for kind in kinds]
-_BLANK: Final = "about:blank"
-
 _STALE: Final = "The session was written to meanwhile. Load it, and try again."
 _TAKEN: Final = "Another turn of the session runs. Wait for its end, or stop it."
 _UNKNOWN: Final = "The outcome of the write is unknown: repeat it."
 
-_REFUSED_AS: Final[dict[type[Exception], tuple[str, str]]] = {
-    DocumentTooLargeError: ("too-large", ""),
-    InvalidInputError: ("invalid", ""),
-    SessionNotFoundError: ("no-session", "There is no such session."),
-    StaleSessionError: ("stale", _STALE),
-    AlreadyExistsError: ("exists", ""),
-    LeaseLostError: ("turn-lost", ""),
-    TurnInterruptedError: ("turn-interrupted", ""),
-    TurnTakenError: ("turn-taken", _TAKEN),
-    UnknownOutcomeError: ("unknown-outcome", _UNKNOWN),
-    StorageUnavailableError: ("unavailable", UNAVAILABLE),
-    MongoSessionServiceError: ("failed", SEE_LOG),
+_REFUSED_AS: Final[dict[type[Exception], tuple[int, str, str]]] = {
+    DocumentTooLargeError: (413, "too-large", ""),
+    InvalidInputError: (422, "invalid", ""),
+    SessionNotFoundError: (404, "no-session", "There is no such session."),
+    StaleSessionError: (409, "stale", _STALE),
+    AlreadyExistsError: (409, "exists", ""),
+    LeaseLostError: (409, "turn-lost", ""),
+    TurnInterruptedError: (409, "turn-interrupted", ""),
+    TurnTakenError: (409, "turn-taken", _TAKEN),
+    UnknownOutcomeError: (503, "unknown-outcome", _UNKNOWN),
+    StorageUnavailableError: (503, "unavailable", UNAVAILABLE),
+    MongoSessionServiceError: (500, "failed", SEE_LOG),
 }
-"""Of errors, the first of which counts: the kind, and why unless the error says it."""
+"""Of errors, the first of which counts: the status, the kind, and why unless the error
+says it."""
+
+REF: Final = "#/components/schemas/{}"
+_TYPE: Final = "urn:mongo-session-service:"
+_KINDS: Final = (
+    *(kind for _, kind, _ in _REFUSED_AS.values()),
+    *("not-allowed", "foreign-origin", "no-turn", "not-json"),
+)
 
 REFUSED: Final[tuple[type[Exception], ...]] = (HTTPException, *_REFUSED_AS)
 """The errors that :func:`refusal_of` knows."""
@@ -136,39 +139,36 @@ class Shape(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class Mistake(Shape):
-    """What is wrong with a request."""
-
-    loc: list[str | int]
-    """Where it is, as in ["body", "newMessage"]."""
-    msg: str
-    type: str
-
-
-class Problem(Shape):
+class ProblemDetails(Shape):
     """A refusal, as problem details (RFC 9457)."""
 
-    type: str = Field(json_schema_extra={"enum": [_BLANK, *_TYPES]})
+    __qualname__ = "Problem"  # its name in the schema
+
+    type: str = Field(
+        json_schema_extra={"enum": ["about:blank", *map(_TYPE.__add__, _KINDS)]}
+    )
     """Its kind; about:blank if the status says it all."""
     title: str = Field(examples=["Not Found"])
     status: int = Field(examples=[404])
     detail: str = Field(examples=["There is no such session."])
-    errors: list[Mistake] = Field(default_factory=list)
-    """The first 20 mistakes of a request that is invalid."""
+    errors: list[dict[str, Any]] = Field(default_factory=list)
+    """The first 20 mistakes of a request that is invalid: loc, msg and type of each."""
 
 
 class Refusal(HTTPException):
     """A refusal of a kind that programs know."""
 
-    def __init__(self, kind: str, why: str) -> None:
-        status = next(it for it, kinds in _KINDS.items() if kind in kinds)
+    def __init__(self, status: int, kind: str, why: str) -> None:
         super().__init__(status, why, LATER if kind == "unavailable" else None)
         self.kind = kind
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the refusals with these statuses, and 503, for FastAPI's schema."""
-    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    """Describe the refusals with these statuses, and 503, for FastAPI's schema.
+
+    Some route has to name :class:`ProblemDetails` among its models.
+    """
+    schema = {"schema": {"$ref": REF.format("Problem")}}
     described: dict[int | str, dict[str, Any]] = {
         status: {
             "description": responses[status],
@@ -244,7 +244,8 @@ class PermissionChecker:
         self._authorize = authorize
         self._seconds = seconds
         self._within = within
-        self._threads = asyncio.Semaphore(_THREADS)
+        # Its own: a call that hangs keeps its thread, whoever waits for it.
+        self._threads = ThreadPoolExecutor(_THREADS)
         self._silence = Episode(logging.ERROR)
 
     async def require(
@@ -252,7 +253,7 @@ class PermissionChecker:
     ) -> None:
         """Refuse a request that may not perform an action on a session or a user's."""
         if not await self.allows(request, key, action):
-            raise Refusal("not-allowed", "You may not do this.")
+            raise Refusal(403, "not-allowed", "You may not do this.")
 
     async def permits(
         self, request: Request, key: SessionKey | Scope, action: Action
@@ -284,7 +285,7 @@ class PermissionChecker:
             if not asked.done():
                 why = f"authorize did not answer in {self._seconds:g} seconds."
                 self._silence.begin(why)
-                raise Refusal("unavailable", why)
+                raise Refusal(503, "unavailable", why)
         finally:
             asked.cancel()
         self._silence.end("authorize answers again.")
@@ -313,7 +314,8 @@ class PermissionChecker:
             if inspect.iscoroutinefunction(self._authorize):
                 answer = call()
             else:
-                answer = await self._call_in_thread(call)
+                loop, context = asyncio.get_running_loop(), copy_context()
+                answer = await loop.run_in_executor(self._threads, context.run, call)
             if inspect.isawaitable(answer):
                 answer = await answer
             if isinstance(answer, bool):
@@ -326,18 +328,7 @@ class PermissionChecker:
             if not getattr(request.state, "has_reported", False):  # of all it is asked
                 request.state.has_reported = True
                 logger.exception("authorize failed.")
-            raise Refusal("failed", "See the server's log.") from error
-
-    async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
-        """Call a function in one of so many threads; one that hangs keeps its own."""
-        await self._threads.acquire()
-        # anyio's limit would count no thread whose caller was cancelled.
-        working = asyncio.ensure_future(
-            anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1))
-        )
-        working.add_done_callback(ignore_failure)
-        working.add_done_callback(lambda _: self._threads.release())
-        return await asyncio.shield(working)
+            raise Refusal(500, "failed", "See the server's log.") from error
 
 
 async def at_once(questions: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
@@ -382,11 +373,21 @@ class SessionRoute(APIRoute):
             _STAND_IN, scope.get("raw_path", b"").decode("latin-1")
         )
         if not slashes or scope["type"] != "http":
-            return super().matches(scope)
-        match, found = super().matches({**scope, "path": unquote(path)})
-        ids = found.get("path_params", {})
-        found["path_params"] = {k: it.replace(_STAND_IN, "/") for k, it in ids.items()}
-        return match, found
+            match, found = super().matches(scope)
+        else:
+            match, found = super().matches({**scope, "path": unquote(path)})
+            ids = found.get("path_params", {}).items()
+            found["path_params"] = {k: it.replace(_STAND_IN, "/") for k, it in ids}
+        is_of_page = match is Match.PARTIAL and scope["method"] == "OPTIONS"
+        return Match.FULL if is_of_page and self._shared(scope) else match, found
+
+    @override
+    async def handle(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS" and (shared := self._shared(scope)):
+            # Without a question to anybody: a browser sends no login with it.
+            await Response(None, 204, shared)(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
 
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -400,11 +401,19 @@ class SessionRoute(APIRoute):
                     request = _with_limited_body(request)
                 response = await answer(request)
             except _ANSWERED as error:
-                return problem_of_error(error, self.outage)
-            self.outage.end("MongoDB answers again.")
+                response = problem_of_error(error, self.outage)
+            else:
+                self.outage.end("MongoDB answers again.")
+            response.headers.update(self._shared(request.scope))
             return response
 
         return answer_or_refuse
+
+    def _shared(self, scope: ASGIScope) -> dict[str, str]:
+        """Return the headers by which a page of a trusted origin may read an answer."""
+        origin = Headers(scope=scope).get("origin", "")
+        is_trusted = origin in self.trusted_origins
+        return {"Access-Control-Allow-Origin": origin, **_SHARED} if is_trusted else {}
 
 
 def _check_origin(request: Request, trusted_origins: Collection[str]) -> None:
@@ -423,7 +432,7 @@ def _check_origin(request: Request, trusted_origins: Collection[str]) -> None:
     )
     if not is_own and origin not in trusted_origins:
         why = "Pages of another origin may not write; see trusted_origins."
-        raise Refusal("foreign-origin", why)
+        raise Refusal(403, "foreign-origin", why)
 
 
 def _check_content_type(request: Request) -> None:
@@ -431,7 +440,7 @@ def _check_content_type(request: Request) -> None:
     if has_body or "transfer-encoding" in request.headers:
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind.lower() != "application/json":
-            raise Refusal("not-json", "Send JSON, as application/json.")
+            raise Refusal(415, "not-json", "Send JSON, as application/json.")
 
 
 def _with_limited_body(request: Request) -> Request:
@@ -442,7 +451,7 @@ def _with_limited_body(request: Request) -> Request:
         message = await request.receive()
         length += len(message.get("body", b""))
         if length > _MAX_BODY:
-            raise Refusal("too-large", f"Send {_MAX_BODY:,} bytes at most.")
+            raise Refusal(413, "too-large", f"Send {_MAX_BODY:,} bytes at most.")
         return message
 
     return Request(request.scope, receive)
@@ -455,10 +464,11 @@ def refusal_of(error: Exception) -> HTTPException:
     """
     if isinstance(error, HTTPException):
         return error
-    kind, why = next(it for of, it in _REFUSED_AS.items() if isinstance(error, of))
+    found = (it for of, it in _REFUSED_AS.items() if isinstance(error, of))
+    status, kind, why = next(found)
     if kind == "failed":
         logger.error("A request failed. %s", error)
-    return Refusal(kind, why or str(getattr(error, "message", error)))
+    return Refusal(status, kind, why or str(getattr(error, "message", error)))
 
 
 def problem_of_error(error: Exception, outage: Episode) -> Response:
@@ -466,15 +476,15 @@ def problem_of_error(error: Exception, outage: Episode) -> Response:
 
     An outage's cause is logged when it begins.
     """
-    mistakes: list[Mistake] = []
+    mistakes: list[dict[str, Any]] = []
     if isinstance(error, StorageUnavailableError):
         outage.begin(f"Requests are answered with 503. {error}")
     if isinstance(error, RequestValidationError):
         why, mistakes = _mistakes_of(error)
-        error = Refusal("invalid", why)
+        error = Refusal(422, "invalid", why)
     refusal = refusal_of(error)
-    problem = Problem(
-        type=_TYPE + refusal.kind if isinstance(refusal, Refusal) else _BLANK,
+    problem = ProblemDetails(
+        type=_TYPE + refusal.kind if isinstance(refusal, Refusal) else "about:blank",
         title=responses.get(refusal.status_code, "Refused"),
         status=refusal.status_code,
         detail=str(refusal.detail),
@@ -488,26 +498,22 @@ def problem_of_error(error: Exception, outage: Episode) -> Response:
     )
 
 
-def _mistakes_of(error: RequestValidationError) -> tuple[str, list[Mistake]]:
+def _mistakes_of(error: RequestValidationError) -> tuple[str, list[dict[str, Any]]]:
     """Name the first mistakes: none of their values, and nothing that is long."""
     found = error.errors()
-    mistakes = [
-        Mistake(
-            loc=[
-                each[:_LONGEST] if isinstance(each, str) else each
-                for each in mistake["loc"][:_NAMED_MISTAKES]
-            ],
-            msg=mistake["msg"][:_LONGEST],
-            type=mistake["type"],
-        )
-        for mistake in found[:_NAMED_MISTAKES]
-    ]
-    why = "; ".join(
-        f"{'.'.join(map(str, each.loc[1:])) or 'body'}: {each.msg}" for each in mistakes
-    )
+    mistakes = []
+    named = []
+    for mistake in found[:_NAMED_MISTAKES]:
+        loc = [
+            each[:_LONGEST] if isinstance(each, str) else each
+            for each in mistake["loc"][:_NAMED_MISTAKES]
+        ]
+        msg = mistake["msg"][:_LONGEST]
+        mistakes.append({"loc": loc, "msg": msg, "type": mistake["type"]})
+        named.append(f"{'.'.join(map(str, loc[1:])) or 'body'}: {msg}")
     if more := len(found) - len(mistakes):
-        why += f"; and {more:,} more mistakes"
-    return why, mistakes
+        named.append(f"and {more:,} more mistakes")
+    return "; ".join(named), mistakes
 
 
 def add_error_handlers(app: FastAPI) -> None:

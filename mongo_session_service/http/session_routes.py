@@ -29,6 +29,7 @@ from typing import (
 from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi.routing import APIRoute
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
     RunConfig,
     StreamingMode,
@@ -74,10 +75,12 @@ from mongo_session_service.http.change_stream import (
 )
 from mongo_session_service.http.refusals import (
     NO_STORE,
+    REF,
     Action,
     Authorize,
     Episode,
     PermissionChecker,
+    ProblemDetails,
     Refusal,
     SessionRoute,
     Shape,
@@ -149,16 +152,17 @@ LastEventId: TypeAlias = Annotated[
 """The place of a subscription; a revision alone is that of any session of the id."""
 
 
-_SAMPLE: Final[dict[int | str, dict[str, Any]]] = {
+_SAMPLE: Final = (files(__package__) / "sample_stream.txt").read_text("utf-8")
+_CHANGE: Final = {"$ref": REF.format("SessionChange")}
+_DATA: Final = {"contentMediaType": "application/json", "contentSchema": _CHANGE}
+_FRAME: Final = {"type": "object", "properties": {"data": _DATA}}
+_STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {
-        "content": {
-            "text/event-stream": {
-                "example": (files(__package__) / "sample_stream.txt").read_text("utf-8")
-            }
-        }
+        "headers": {"Permitted-Actions": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"example": _SAMPLE, "itemSchema": _FRAME}},
     }
 }
-"""One of each event of a stream, for FastAPI's schema."""
+"""A session's stream, with one of each event, for FastAPI's schema."""
 
 
 class EventRow(Shape):
@@ -320,9 +324,10 @@ class TurnRequest(Shape):
     instead_of: str | None = Field(default=None, alias="insteadOf")
     """An invocation whose message is edited, or without a newMessage is asked again, on
     a new branch."""
-    streaming: bool = True
+    # Defaults in a schema would have clients in TypeScript send them.
+    streaming: bool = Field(default_factory=lambda: True)
     """Whether the model answers piece by piece."""
-    interrupt: bool = False
+    interrupt: bool = Field(default_factory=bool)
     """Stop the turn that runs, unless a later request does; else 409 is the answer."""
 
     @property
@@ -439,9 +444,10 @@ def sessions_router(
             the session, each by its whole name, as ``("user:theme", "temp:city")``.
             State of the app and the user is shared, and instructions and tools believe
             ``temp:`` keys, so any other one is refused with 422.
-        trusted_origins: Origins whose pages may write as well, such as
-            ``("https://app.example",)``. Their scripts also need FastAPI's
-            ``CORSMiddleware``.
+        trusted_origins: Origins whose pages may use these routes as well, such as
+            ``("https://app.example",)``: preflights are answered, and CORS headers are
+            sent. The header fields allowed are ``Authorization``, ``Content-Type`` and
+            ``Last-Event-ID``.
 
     Raises:
         ConfigurationError: ``authorize`` cannot be called, ``client_state`` is no
@@ -521,17 +527,24 @@ class SessionResources:
             trusted_origins = self.trusted_origins
             outage = Episode(logging.WARNING)
 
-        described = refusals(403, 404, 422)
-        router = APIRouter(route_class=Route, responses=described, tags=["sessions"])
+        router = APIRouter(
+            route_class=Route,
+            responses=refusals(403, 404, 422),
+            tags=["sessions"],
+            generate_unique_id_function=_operation_id,
+        )
         for actions, method, path, endpoint, model, status in routes:
+            is_stream = model in _STREAMS
+            more = {} if method == "GET" else refusals(409, 413, 415)
             router.add_api_route(
                 prefix + path,
                 endpoint,
                 methods=[method],
-                response_model=model,
+                # No answer has a stream's: it brings the models into the schema.
+                response_model=model | ProblemDetails if is_stream else model,
                 response_class=_STREAMS.get(model, JSONResponse),
                 status_code=status,
-                responses=_SAMPLE if model is SessionChange else None,
+                responses=_STREAM if model is SessionChange else more,
                 dependencies=[*map(self._permission_check, actions.split())],
             )
         return router
@@ -655,7 +668,7 @@ class SessionResources:
         resumes = asked.invocation_id or asked.instead_of
         if not (parts or resumes):  # ADK would call the model all the same
             why = "Give a newMessage with parts, an invocationId or insteadOf."
-            raise Refusal("invalid", why)
+            raise Refusal(422, "invalid", why)
         self.check_delta(asked.state_delta or {})
         needed: dict[Action, bool] = {
             "fork": asked.instead_of is not None,
@@ -683,7 +696,7 @@ class SessionResources:
                 why = (
                     f"Set keys of the session alone in stateDelta, and none of {prefix}"
                 )
-                raise Refusal("invalid", why)
+                raise Refusal(422, "invalid", why)
         json_state(delta)
 
     async def get_turn(self, key: Key) -> Response:
@@ -691,14 +704,14 @@ class SessionResources:
         async with self.answer_in_time():
             turn = await find_last_turn(backends_of(self.service), key)
         if turn is None:
-            raise Refusal("no-turn", "This session has had no turn.")
+            raise Refusal(404, "no-turn", "This session has had no turn.")
         return json_response(turn_fields(turn))
 
     async def stop_turn(self, key: Key, stop: TurnStop | None = None) -> Response:
         """Stops the turn of a session, in whichever process it runs."""
         reason = None if stop is None else stop.reason
         if not await self.service.stop_turn(**key.id, reason=reason):
-            raise Refusal("no-turn", "No turn of this session is running.")
+            raise Refusal(404, "no-turn", "No turn of this session is running.")
         return json_response(None, 202)
 
     async def stream_session(
@@ -991,6 +1004,12 @@ class LargeResponse(Response):
         finally:
             self._text = b""
         await send({**body, "body": b""})
+
+
+def _operation_id(route: APIRoute) -> str:
+    """Name an operation by its function, after the prefix that its application gave."""
+    before, of_app, _ = route.path_format.partition("/apps/")
+    return "_".join([*re.findall(r"\w+", before), *([route.name] if of_app else [])])
 
 
 async def session_json(session: Session) -> bytearray:

@@ -367,8 +367,8 @@ async def test_each_route_has_its_permission(
         ("POST", f"{SESSIONS}/t"): {"create"},
         ("GET", f"{SESSIONS}/s"): {"read"},
         ("PATCH", f"{SESSIONS}/s"): {"update", "run"},
-        ("POST", "/run"): {"run"},
-        ("POST", "/run_sse"): {"run"},
+        ("POST", "/run"): {"run", "answer"},
+        ("POST", "/run_sse"): {"run", "answer"},
         ("DELETE", f"{SESSIONS}/s"): {"delete"},
     }
     lacking = ""

@@ -101,7 +101,7 @@ async def test_the_sample_has_what_is_sent(service: MongoSessionService) -> None
 def test_the_sample_is_in_the_docs_and_in_openapi(service: MongoSessionService) -> None:
     """Of both streams."""
     root = Path(__file__).parents[3]
-    page = (root / "docs/guide/watching.md").read_text("utf-8")
+    page = (root / "docs/reference/http.md").read_text("utf-8")
     assert f"```text\n{SAMPLE}```\n" in page
     paths = app_of(service).openapi()["paths"]
     streams = [paths[each]["get"] for each in paths if each.endswith("/changes")]
