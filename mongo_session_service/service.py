@@ -45,7 +45,7 @@ from mongo_session_service.consumers.checkpoint import (
     Start,
     load_statuses,
 )
-from mongo_session_service.consumers.consumer import Consumer, calling
+from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -282,8 +282,7 @@ class MongoSessionService(BaseSessionService):
         """
         validation.check_seconds("grace", grace)
         async with self._running_turns.stopped(grace):
-            end = partial(Consumer.end, caller=calling.get())
-            reading = [(it.loop, partial(end, it)) for it in self._consumers if it.loop]
+            reading = [(it.loop, it.end) for it in self._consumers if it.loop]
             await asyncio.gather(*(await_in(*each) for each in reading))
             self._turns.call_lines(WaitingLine.fail_all)
             await self._backends.close()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_HANDLER_PAUSE: Final = 30.0  # seconds
 
-calling: ContextVar[Consumer | None] = ContextVar("calling", default=None)
+_calling: ContextVar[Consumer | None] = ContextVar("_calling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
 
 
@@ -166,12 +166,15 @@ class Consumer:
         if self._is_idle.is_set():
             await self._release_name()
 
-    async def end(self, caller: Consumer | None = None) -> None:
+    def end(self) -> Coroutine[None, None, None]:
         """Close, and wait until the current change is handled.
 
-        It does not wait if its own handler is the ``caller``, nor for a handler that
-        itself waits for consumers to end.
+        It does not wait if its own handler calls this, nor for a handler that itself
+        waits for consumers to end.
         """
+        return self._end(_calling.get())
+
+    async def _end(self, caller: Consumer | None) -> None:
         if caller is not None:
             caller._is_ending = True  # noqa: SLF001
         await self.close()
@@ -276,7 +279,7 @@ class Consumer:
             raise InvalidInputError(message)
         self._check_not_running()
         run = self._run = _Run(handler, max_attempts, transactional, concurrency)
-        token = calling.set(self)
+        token = _calling.set(self)
         try:
             while await self._acquire_name():
                 if until_caught_up and self._until is None:
@@ -294,7 +297,7 @@ class Consumer:
                 if not self._has_ended.is_set():
                     self._is_idle.set()
         finally:
-            calling.reset(token)
+            _calling.reset(token)
             try:
                 await self._release_name()
             finally:

@@ -257,8 +257,9 @@ class _StreamReader(ABC):
     @abstractmethod
     def _decode(self, change: Document) -> ChangeRecord | None: ...
 
-    @abstractmethod
-    async def _observe(self, change: Document | None, reopened: int) -> None:
+    async def _observe(  # noqa: B027  not every reader counts
+        self, change: Document | None, reopened: int
+    ) -> None:
         """Count an answer of a stream that was reopened so many times."""
 
 
@@ -315,9 +316,6 @@ class _PartialReader(_StreamReader):
     def _decode(self, change: Document) -> ChangeRecord | None:
         return decoder.decode_partial(change, self._storage.hooks)
 
-    async def _observe(self, change: Document | None, reopened: int) -> None:
-        pass
-
 
 class Feed:
     """The change streams of one event loop, and the inboxes of its subscriptions."""
@@ -355,10 +353,7 @@ class Feeds:
 
     def __init__(self, backends: Backends) -> None:
         self.backends = backends
-        self._counters = Counters()
-
-    def feed_of(self, backend: Backend) -> Feed:
-        return backend.part(Feed, backend, self._counters)
+        self.counters = Counters()
 
     def stats(self) -> FeedStats:
         """Figures of all feeds together."""
@@ -370,5 +365,5 @@ class Feeds:
             subscriptions=len(inboxes),
             queue_depth=max(map(len, inboxes), default=0),
             lag_seconds=max((each.lag for each in logs), default=0.0),
-            **asdict(self._counters),
+            **asdict(self.counters),
         )

@@ -19,7 +19,7 @@ from mongo_session_service.errors import (
     TrimmedError,
     session_not_found_error,
 )
-from mongo_session_service.feed.feed import Feeds, Inbox
+from mongo_session_service.feed.feed import Feed, Feeds, Inbox
 from mongo_session_service.feed.place import Place
 from mongo_session_service.feed.turn_filters import TurnFilter, TurnFilters
 from mongo_session_service.feed.view import View, load_view
@@ -131,7 +131,8 @@ class Subscription:
 
     async def _open_inbox(self, backend: Backend) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
-        opened, since = await self._feeds.feed_of(backend).open_inbox(
+        feed = backend.part(Feed, backend, self._feeds.counters)
+        opened, since = await feed.open_inbox(
             self.scope, self._max_bytes, partials=self._wants_partials
         )
         before, self._inbox = self._inbox, opened

@@ -144,7 +144,7 @@ async def read_user_log(
         found = [*map(EventRecord, page.documents)]
         ids = [key.id for key in sorted({each.key for each in found})]
         query = Query("sessions", {"_id": {"$in": ids}}, without=STATES)
-        (sessions,) = await storage.read(query, as_of=page.as_of, patient=True)
+        (sessions,) = await storage.read(query, as_of=page.as_of)
         now = storage.clock.now()
         stored = [each for each in sessions if not is_placeholder(each)]
         heads = {

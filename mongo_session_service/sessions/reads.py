@@ -99,7 +99,7 @@ def found_record(
 
 async def find_head(storage: Storage, key: SessionKey) -> SessionRecord | None:
     """Read a session without its state; None if it is not stored."""
-    (found,) = await storage.read(head_query(key), patient=True)
+    (found,) = await storage.read(head_query(key))
     return SessionRecord.find(found, storage.clock.now())
 
 
@@ -434,7 +434,8 @@ class ReadCache:
                 self._remove_log(next(iter(self._logs)))
             if self._logs and not self._is_waiting:
                 self._is_waiting = True
-                loop.call_soon_threadsafe(_drop_later, weakref.ref(self), loop)
+                me = weakref.ref(self)
+                loop.call_soon_threadsafe(loop.call_later, IDLE, _drop_idle, me, loop)
 
     def drop(
         self, app_name: str, user_id: str | None = None, session_id: str | None = None
@@ -475,14 +476,10 @@ class ReadCache:
             self.size -= log.size
 
 
-def _drop_later(cache: weakref.ref[ReadCache], loop: Loop) -> None:
-    loop.call_later(IDLE, _drop_idle, cache, loop)
-
-
 def _drop_idle(cache: weakref.ref[ReadCache], loop: Loop) -> None:
     found = cache()
     if found is not None and found.drop_idle():
-        _drop_later(cache, loop)
+        loop.call_later(IDLE, _drop_idle, cache, loop)
 
 
 def decode_blocks(

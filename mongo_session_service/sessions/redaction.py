@@ -131,7 +131,7 @@ async def find_part(
     for some in cut_by_size(possible, _IDS_AT_ONCE):
         by_id = queries.event_by_id(key, {"$in": some})
         query = Query("events", by_id, fields=("event.id",))
-        (events,) = await storage.read(query, patient=True)
+        (events,) = await storage.read(query)
         for each in map(EventRecord, head.trimmed(events)):
             found[each.id] = each.revision
     if missing := [quoted(each) for each in wanted if each not in found]:
@@ -160,7 +160,7 @@ async def _find_parts(
         ids = {"$in": [session_id for session_id, _ in some]}
         related = [{f"{FORKED_FROM}.session_id": ids}, {"_id.session_id": ids}]
         query = Query("sessions", visible | {"$or": related}, without=STATES)
-        (found,) = await storage.read(query, patient=True)
+        (found,) = await storage.read(query)
         for other in map(SessionRecord.read, found):
             its = other.held | {other.origin: math.inf}
             both = [min(held[it], its[it]) for it in held.keys() & its]
@@ -216,7 +216,7 @@ async def _read_deltas(storage: Storage, part: LoggedPart) -> list[ScopedState]:
     fields = event_log.outline_fields(storage, event_log.DELTA)
     deltas: list[ScopedState] = []
     for some in cut_by_size(part.revisions, storage.limits.redacted_events):
-        (found,) = await storage.read(_query(part, some, fields), patient=True)
+        (found,) = await storage.read(_query(part, some, fields))
         stored = _decode(storage, part.session.trimmed(found))
         deltas += [each.delta for each, event in stored if not is_redacted(event)]
     return deltas
@@ -249,7 +249,7 @@ async def preview(
     for each in parts:
         setters = await _find_setters(storage, each.log)
         query = Query("sessions", {"_id": each.key.id})
-        if found := await storage.find_one(query, patient=True):
+        if found := await storage.find_one(query):
             session = SessionRecord.part(each.key, found)
             own = _own_keys(each, session, setters, values)
             owner = Owner.of_session(each.key)
@@ -257,7 +257,7 @@ async def preview(
             left = [it for it in own if session.state[it] != new[STATE_PATH + it]]
             names.update(map(bson_values.unescape_key, left))
     for owner, collection, id_ in _shared_scopes(part.key):
-        found = await storage.find_one(Query(collection, {"_id": id_}), patient=True)
+        found = await storage.find_one(Query(collection, {"_id": id_}))
         shared = values.names_in(state_fields(found) or {}, owner.prefix)
         names.update(owner.prefix + bson_values.unescape_key(it) for it in shared)
     return Redactable(count, tuple(sorted(names)))

@@ -228,12 +228,11 @@ async def repeat(
 
 def _may_repeat(error: PyMongoError, effect: Effect, *, patient: bool) -> bool:
     if patient:
-        return is_transient(error)
+        return error.timeout or is_transient(error)
     if effect is Effect.HARMLESS:
-        # Where no server was found, the driver has waited already; after a refused
+        # Where a time limit has run out, the driver has waited already; after a refused
         # login it would do so.
-        has_waited = isinstance(error, driver.ServerSelectionTimeoutError)
-        return is_transient(error) and not (has_waited or _is_bad_login(error))
+        return is_transient(error) and not (error.timeout or _is_bad_login(error))
     return is_turned_away(error) or isinstance(error, LoginLostError)
 
 

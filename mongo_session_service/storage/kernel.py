@@ -216,9 +216,9 @@ class Storage(Database):
         )
         return await self.repeat(answering, Effect.HARMLESS, patient=patient)
 
-    async def find_one(self, query: Query, *, patient: bool = False) -> Document | None:
+    async def find_one(self, query: Query) -> Document | None:
         """Read the first document that matches a query; None if there is none."""
-        (found,) = await self.read(query.first(), patient=patient)
+        (found,) = await self.read(query.first())
         return found[0] if found else None
 
     async def scan(

@@ -251,7 +251,7 @@ class Lease:
                 await kill_client_sessions(database.client, left)
 
         if self.storage.has_transactions:
-            await self.storage.repeat(end, Effect.HARMLESS)
+            await self.storage.repeat(end, Effect.HARMLESS, patient=True)
 
     async def _watch_expired(self, database: Database) -> Document | None:
         """The lease if another's has expired, and would be renewed by now."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import copy
 from typing import Any, Final
 
+import pymongo
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -168,10 +169,11 @@ class Stream:
 
     async def _read(self, _: Database) -> Document | None:
         silence = self._opened.limits.stream_silence_seconds
+        limit = silence if self._is_level else _SEARCH
         try:
-            with ReraisedCancellation():
-                async with asyncio.timeout(silence if self._is_level else _SEARCH):
-                    change = await self._try_next()
+            # Not within those of the URI: a server holds a request that waits.
+            with ReraisedCancellation(), pymongo.timeout(limit):
+                change = await self._try_next(limit)
         except BaseException as error:
             if isinstance(error, PyMongoError):
                 await renew_connections(self._opened.client, error)
@@ -187,7 +189,7 @@ class Stream:
             await self.close_cursor()
         return change
 
-    async def _try_next(self) -> Document | None:
+    async def _try_next(self, limit: float) -> Document | None:
         if self._change_stream is None:
             await self._reopen()
         if self._is_polling and not self.has_more:
@@ -195,7 +197,7 @@ class Stream:
         call = self._change_stream.try_next()
         if self._opened.driver is Driver.MOTOR:
             # A cancellation does not stop its thread, which may open a cursor.
-            self._thread = background(call)
+            self._thread = background(_within(limit, call))
             call = asyncio.shield(self._thread)
         change: Document | None = await call
         self._note_resuming()
@@ -240,10 +242,15 @@ class Stream:
             await self._opened.with_client(close)
 
 
+async def _within(limit: float, call: Awaitable[Document | None]) -> Document | None:
+    with pymongo.timeout(limit):
+        return await call
+
+
 def check_stream(error: Exception) -> None:
     """Raise, as ``next_change``, if no stream can be resumed after an error."""
     code = getattr(error, "code", None)
     if code in _LOST:
         raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None
-    if isinstance(error, PyMongoError) and not is_transient(error):
+    if isinstance(error, PyMongoError) and not (error.timeout or is_transient(error)):
         raise translate_error(error) from None

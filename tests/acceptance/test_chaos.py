@@ -26,13 +26,26 @@ FAULTS = (
 
 @pytest.mark.xdist_group("heavy")
 @pytest.mark.parametrize(
-    "faults", [FAULTS[:4], pytest.param(FAULTS, marks=pytest.mark.release)]
+    ("faults", "uri_options"),
+    [
+        (FAULTS[:4], ""),
+        pytest.param(FAULTS, "", marks=pytest.mark.release),
+        pytest.param(FAULTS, "&timeoutMS=5000", marks=pytest.mark.release),
+    ],
 )
 def test_answers_to_clients_are_true_under_faults(
-    tmp_path: Path, faults: tuple[str, ...]
+    tmp_path: Path, faults: tuple[str, ...], uri_options: str
 ) -> None:
     """Each answer and each event that is delivered agrees with what is stored."""
-    plan = Plan(seed=7, seconds=0, calm=0.5, clients=4, freeze=3, faults=faults)
+    plan = Plan(
+        seed=7,
+        seconds=0,
+        calm=0.5,
+        clients=4,
+        freeze=3,
+        faults=faults,
+        uri_options=uri_options,
+    )
     with FailingReplicaSet(members=3) as replica_set:
         outcome = run(plan, replica_set, tmp_path)
 

@@ -60,6 +60,8 @@ class Plan:
     """Seconds on the average between two faults."""
     faults: tuple[str, ...] | None = None
     """Which, each in its turn; None for all, in random order."""
+    uri_options: str = ""
+    """What follows in the URI of the clients, as in ``&timeoutMS=5000``."""
 
 
 @dataclass
@@ -150,7 +152,7 @@ class _Run:
         self._replica_set = replica_set
         self._folder = folder
         self._progress = progress
-        self._uri = f"{replica_set.uri}&heartbeatFrequencyMS=500"
+        self._uri = f"{replica_set.uri}&heartbeatFrequencyMS=500{plan.uri_options}"
         self._nemesis = Nemesis(replica_set, plan.freeze)
         self._numbers = itertools.count(1)
         self._processes: list[Process] = []
