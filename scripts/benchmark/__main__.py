@@ -15,7 +15,7 @@ from benchmark.worker import StepError
 from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
-PROGRAMS = ("services", "feed", "sizes")
+PROGRAMS = ("services", "equal", "feed", "sizes")
 FAILURES = (
     *(WrongError, StepError, BrokenExecutor),
     *(MongoSessionServiceError, EmbeddedServerError, PyMongoError),

@@ -49,7 +49,7 @@ class Lane:
 
     session: Session
     events: Iterator[Event]
-    """Each is made when it is asked for, in the time that is measured."""
+    """They are made before the time that is measured."""
 
 
 class Contestant:

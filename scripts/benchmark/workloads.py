@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
@@ -147,13 +146,10 @@ class Append(Workload):
     def _lane(self, index: int, count: int) -> Lane:
         appended = self._appended[index]
 
-        def made() -> Iterator[Event]:
-            for number in range(len(appended), len(appended) + count):
-                event = make_event(number, self.delta(index, number))
-                appended.append(event.id)
-                yield event
-
-        return Lane(self._sessions[index], made())
+        numbers = range(len(appended), len(appended) + count)
+        made = [make_event(each, self.delta(index, each)) for each in numbers]
+        appended += [each.id for each in made]
+        return Lane(self._sessions[index], iter(made))
 
     @override
     async def check(self) -> int:
