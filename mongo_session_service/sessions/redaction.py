@@ -59,7 +59,6 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.sessions import event_log, queries
-from mongo_session_service.sessions.deletion import remove_some
 from mongo_session_service.sessions.details import change_statements
 from mongo_session_service.sessions.event_log import LogAtRevision
 from mongo_session_service.sessions.families import find_family
@@ -332,11 +331,6 @@ class _Redaction:
 
     async def redact_log(self) -> int:
         storage, part, count = self.storage, self.part, 0
-        if part.session.revision < part.revisions[-1]:
-            # What is about to repeat the last one has read it before. It is removed, if
-            # it has not done so by now.
-            async for _ in remove_some(storage, part.session.expected("revision")):
-                pass
         for some in cut_by_size(part.revisions, storage.limits.redacted_events):
             count += await storage.run(partial(self._redact_step, some))
         session = part.session

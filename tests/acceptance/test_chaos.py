@@ -70,7 +70,7 @@ def test_what_was_removed_is_nowhere_under_faults() -> None:
 
     assert outcome.left == []
     assert len(outcome.removed) > 50
-    for action in ("erased", "redact", "fork", "speak", "delete_fork", "append"):
+    for action in ("erased", "redact", "fork", "speak", "ask_again", "trim_copy"):
         assert outcome.done[action] > 5, outcome.done
     assert outcome.done["bytes"] > 10_000
 

@@ -1,7 +1,8 @@
 """Redactions, deletions and erasures beside turns, forks and readers, under faults.
 
 ``campaign`` has users come and go. Each has sessions whose agents speak, call and set
-state; some are forked, and events of them redacted. When a user leaves, everything is
+state and titles; some are forked, copies trimmed, messages asked again, and events of
+them redacted. When a user leaves, everything is
 erased at once, whatever is under way. Consumers that fail are in a process that is
 killed again and again, so that they are away. Clients read streams over HTTP, slowly.
 
@@ -79,7 +80,9 @@ def secret() -> str:
 
 def told(text: str, *, id_: str | None = None, partial: bool | None = None) -> Event:
     """An event that says a text, and sets it in state unless it is partial."""
-    delta = {} if partial else {"own": text, "user:of": text}
+    named = {"displayName": text}
+    state = {"own": text, "user:of": text, "__session_metadata__": named}
+    delta = {} if partial else state
     content = genai.Content(role="model", parts=[genai.Part(text=text)])
     return Event(
         id=id_ or uuid.uuid4().hex,
@@ -116,6 +119,38 @@ class Speaker:
         yield await self._service.append_event(session, self.event)
 
 
+class Asker:
+    """What a turn runs that asks: it appends the message, and answers nothing of it."""
+
+    app_name = APP
+
+    def __init__(self, service: MongoSessionService) -> None:
+        self.agent = types.SimpleNamespace(name="agent")
+        self._service = service
+        self.event = told("")
+
+    async def run_async(
+        self,
+        *,
+        user_id: str,
+        session_id: str,
+        new_message: genai.Content,
+        state_delta: dict[str, Any],
+        **_: object,
+    ) -> AsyncGenerator[Event, None]:
+        """Yield and append the message."""
+        ids = {"app_name": APP, "user_id": user_id, "session_id": session_id}
+        if session := await self._service.get_session(**ids):
+            self.event = Event(
+                id=uuid.uuid4().hex,
+                author="user",
+                invocation_id=uuid.uuid4().hex,
+                content=new_message,
+                actions=EventActions(state_delta=state_delta),
+            )
+            yield await self._service.append_event(session, self.event)
+
+
 class User:
     """A user who comes, does much at once, and is erased in the midst of it."""
 
@@ -129,6 +164,8 @@ class User:
         self._sessions = [uuid.uuid4().hex for _ in range(SESSIONS)]
         self._events: dict[str, tuple[str, str]] = {}
         """The session and the text of events that are known to be stored, by id."""
+        self._asked: list[tuple[str, str]] = []
+        """The session and the invocation of messages that may be asked again."""
         self._texts: list[str] = []
         self._is_leaving = False
 
@@ -151,7 +188,7 @@ class User:
 
     async def _act(self) -> None:
         actions = [self._append, self._append, self._speak, self._fork, self._redact]
-        actions.append(self._delete_fork)
+        actions += [self._delete_fork, self._trim_copy, self._ask, self._ask_again]
         while not self._is_leaving:
             action = self._chance.choice(actions)
             try:
@@ -191,6 +228,34 @@ class User:
             await self._service.delete_session(**self._ids(self._chance.choice(forks)))
         else:
             await self._append(session_id)
+
+    async def _trim_copy(self, _: str) -> None:
+        found = await self._service.list_sessions(app_name=APP, user_id=self.id)
+        copies = [it.id for it in found.sessions if it.id not in self._sessions]
+        if copies:
+            ids = self._ids(self._chance.choice(copies))
+            await self._service.trim_session(**ids, keep_last=1)
+
+    async def _ask(self, session_id: str) -> None:
+        text = self._text()
+        message = genai.UserContent(text)
+        asker = await self._run(
+            session_id, new_message=message, state_delta={"asked": text}
+        )
+        self._events[asker.event.id] = session_id, text
+
+    async def _ask_again(self, _: str) -> None:
+        if self._asked:
+            session_id, invocation = self._chance.choice(self._asked)
+            await self._run(session_id, instead_of=invocation)
+
+    async def _run(self, session_id: str, **how: Any) -> Asker:
+        asker: Any = Asker(self._service)
+        owner = {"user_id": self.id, "session_id": session_id}
+        running = await self._service.start_turn(asker, **owner, wait=20, **how)
+        await running.result()
+        self._asked.append((running.session_id, asker.event.invocation_id))
+        return asker
 
     async def _redact(self, _: str) -> None:
         if not self._events:

@@ -139,28 +139,52 @@ async def test_a_message_that_was_asked_again_is_redacted_in_all_versions(
     assert await texts(service, edited) == ["hello", "Well.", "other", "Well."]
 
 
-@pytest.mark.parametrize("moment", ["make", "store_session"])
+@pytest.mark.parametrize("shows_original", [False, True])
+@pytest.mark.parametrize("version", ["root", "copy", "apart"])
+async def test_a_title_that_an_event_set_goes_from_all_versions(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    shows_original: bool,  # noqa: FBT001
+    version: str,
+) -> None:
+    """Whichever is shown, and whether the event is in it or was before the edit."""
+    how: dict[str, Any] = {"runner": runner_of(service, Discreet())}
+    await service.create_session(**IDS)
+    _, first = await ask(service, "hello", **how)
+    event = await tell(service)
+    _, last = await ask(service, "more", **how)
+    before = first if version == "apart" else last
+    edited, _ = await ask(service, "else", **how, instead_of=before)
+    if shows_original:
+        await service.show_branch(**IDS)
+    key = OWNER | {"session_id": edited if version == "copy" else ROOT}
+
+    await service.redact_events(**key, event_ids=[event.id], **ALL)
+
+    assert traces_of(CANARY, admin, database) == []
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
 async def test_a_message_is_not_asked_again_once_it_is_redacted(
     service: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
     monkeypatch: pytest.MonkeyPatch,
-    moment: str,
+    is_copied: bool,  # noqa: FBT001
 ) -> None:
     """Its content was read before; the version fails, and the original is shown."""
     how: dict[str, Any] = {"runner": runner_of(service, Discreet())}
     await service.create_session(**IDS)
     _, first = await ask(service, CANARY, **how, state_delta={"own": CANARY})
-    done = getattr(fork.Fork, moment)
+    copy = fork.Fork.copy
 
-    async def redacted_meanwhile(making: fork.Fork, *args: Any) -> Any:
-        if moment == "make":
-            await done(making, *args)
+    async def redacted_meanwhile(making: fork.Fork) -> Any:
+        copied = await copy(making) if is_copied else None
         await service.redact_events(**IDS, invocation_id=first, **ALL)
-        if moment != "make":
-            await done(making, *args)
+        return copied or await copy(making)
 
-    monkeypatch.setattr(fork.Fork, moment, redacted_meanwhile)
+    monkeypatch.setattr(fork.Fork, "copy", redacted_meanwhile)
     with pytest.raises((SessionNotFoundError, StorageUnavailableError)):
         await ask(service, None, **how, instead_of=first)
 
