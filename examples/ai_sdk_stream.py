@@ -65,4 +65,6 @@ async def texts(events: AsyncIterator[Event]) -> AsyncIterator[dict[str, str]]:
 
 def said(event: Event) -> str:
     parts = (event.content and event.content.parts) or []
-    return "".join(it.text for it in parts if it.text and not it.thought)
+    found = [it.text for it in parts if it.text and not it.thought]
+    spoken = (event.input_transcription, event.output_transcription)
+    return "".join(found + [it.text for it in spoken if it and it.text])

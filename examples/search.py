@@ -50,7 +50,9 @@ async def handle(change: Change) -> None:
 
 async def keep(key: SessionKey, revision: int, event: Event) -> None:
     parts = (event.content and event.content.parts) or []
-    text = " ".join(it.text for it in parts if it.text and not it.thought)
+    found = [it.text for it in parts if it.text and not it.thought]
+    spoken = (event.input_transcription, event.output_transcription)
+    text = " ".join(found + [it.text for it in spoken if it and it.text])
     if text:
         id_ = {**key.id, "revision": revision}
         said = {"event_id": event.id, "author": event.author, "text": text}

@@ -246,6 +246,25 @@ async def test_summaries_and_rewinds_are_no_empty_events(
     await expect(page.locator("#event-count")).to_have_text("1 of 3")
 
 
+async def test_what_was_spoken_is_shown_and_found(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """It is beside the content of an event, as is what a node has put out."""
+    said = Event(author="user", output={"city": "Turin"})
+    said.input_transcription = types.Transcription(text="I live in Lisbon")
+    await service.append_event(session, said)
+    await page.goto(of(url))
+
+    event = page.locator('[data-revision="1"]')
+    await expect(event.locator(".tag")).to_have_text("spoken")
+    await expect(event.locator(".text")).to_have_text("I live in Lisbon")
+    await expect(event.locator("pre")).to_contain_text("Turin")
+    await page.locator("#filter").fill("rome")
+    await expect(event).to_be_hidden()
+    await page.locator("#filter").fill("lisbon")
+    await expect(event).to_be_visible()
+
+
 async def test_events_are_filtered_by_author_tool_error_and_key(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:

@@ -182,6 +182,9 @@ function likeOf(element, before, card) {
 /** What the agent remembers of earlier events: ADK's compaction. */
 const summaryOf = (event) => event.actions?.compaction?.compactedContent ?? {};
 
+/** What was spoken, by a user or an agent. */
+const spokenOf = (event) => [event.inputTranscription, event.outputTranscription].flatMap((it) => it?.text || []);
+
 export class Timeline {
   constructor() {
     this.scroller = $("event-scroll");
@@ -301,7 +304,7 @@ export class Timeline {
     const revision = Number(change.revision);
     const at = timeOf(change.time);
     const delta = change.state_delta ?? {};
-    const item = { raw, isNew, turn, revision, delta, at: { revision, seconds: at, get words() { return inCalendar(at); } }, since: null, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    const item = { raw, isNew, turn, revision, delta, at: { revision, seconds: at, get words() { return inCalendar(at); } }, since: null, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? "", event.output ?? "", ...spokenOf(event)], []).join("\n").toLowerCase() };
     turn.count(event);
     this.apply(item);
     return item;
@@ -522,6 +525,8 @@ export class Timeline {
     }
     (event.content?.parts ?? []).forEach((part, place) => made.push(...this.part(part, item.calls[place])));
     for (const part of summaryOf(event).parts ?? []) made.push(...this.part(part, null));
+    for (const spoken of spokenOf(event)) made.push(make("div", "", make("span", "tag", "spoken")), ...text(spoken, "text"));
+    if (event.output != null) made.push(make("pre", "", sketch(event.output, 500)));
     const chips = make("div", "chips");
     const chip = (name, value) => {
       const element = button("", `Set ${name}: show it in the state`, () => this.onShow(item.revision, name));
