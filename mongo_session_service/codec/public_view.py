@@ -121,10 +121,9 @@ def _drop_internal(event: dict[str, Any]) -> None:
     if not isinstance(metadata, dict):
         return
     kept = {k: value for k, value in metadata.items() if not k.startswith(_INTERNAL)}
-    if len(kept) < len(metadata):
-        event[_METADATA] = kept
-        if not kept:
-            del event[_METADATA]
+    event[_METADATA] = kept
+    if metadata and not kept:
+        del event[_METADATA]
 
 
 def _without_credentials(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -23,7 +24,6 @@ from mongo_session_service.http.change_stream import ChangeStream
 from mongo_session_service.http.refusals import (
     Authorize,
     add_error_handlers,
-    at_once,
 )
 from mongo_session_service.http.session_routes import (
     AppName,
@@ -177,8 +177,7 @@ class AllSessions(SessionResources):
                     continue
                 rows, token = await self.find_rows(request, scope, query)
                 if rows:
-                    has_more = token is not None
-                    counted = {"sessions": len(rows), "has_more": has_more}
+                    counted = {"sessions": len(rows), "has_more": token is not None}
                     shown.append({"app_name": name, **counted, "latest": rows[0]})
             return self.listed({"apps": shown, **await self._place()})
 
@@ -222,10 +221,8 @@ class AllSessions(SessionResources):
             server = ", ".join(backend.storage.servers)
             place = {"name": self.service.database_name, "server": server}
         app_name, user_id, _ = self.within
-        return {
-            "within": {"app_name": app_name, "user_id": user_id},
-            "database": place,
-        }
+        within = {"app_name": app_name, "user_id": user_id}
+        return {"within": within, "database": place}
 
     async def stream(
         self,
@@ -250,5 +247,6 @@ class AllSessions(SessionResources):
 
     @override
     async def permitted(self, request: Request, keys: Keys, /) -> Keys:
-        may = await at_once(self.permission.permits(request, it, "read") for it in keys)
+        asked = (self.permission.permits(request, each, "read") for each in keys)
+        may = await asyncio.gather(*asked)
         return list(compress(keys, may))

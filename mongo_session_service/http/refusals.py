@@ -14,7 +14,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Iterable,
 )
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -22,7 +21,7 @@ from functools import partial
 from http import HTTPStatus
 from http.client import responses
 from itertools import compress
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from fastapi import FastAPI
@@ -58,8 +57,6 @@ from mongo_session_service.storage.tasks import ignore_failure
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
-
 NO_STORE: Final = {"Cache-Control": "no-store"}
 
 RETRY_SECONDS: Final = 10
@@ -89,9 +86,6 @@ _THREADS: Final = 40
 
 _QUIET_SECONDS: Final = 60
 """Seconds after which something that was wrong is over if nobody notices."""
-
-_MAX_BODY: Final = 65_536
-"""Bytes of a request's body."""
 
 _NAMED_MISTAKES: Final = 20
 """Mistakes of a request that its answer names."""
@@ -276,8 +270,8 @@ class PermissionChecker:
         pairs = zip(self._within, key, strict=True)
         if any(own not in {None, asked} for own, asked in pairs):
             return False
-        names = key._asdict()
-        asked = asyncio.ensure_future(self._ask(request, **names, action=action))
+        asking = self._ask(request, **key._asdict(), action=action)
+        asked = asyncio.ensure_future(asking)
         asked.add_done_callback(ignore_failure)
         try:
             # Waited for rather than timed out: it may hold up its own cancellation.
@@ -306,7 +300,7 @@ class PermissionChecker:
             await self.require(request, asked, action)
             return True
 
-        return list(compress(_OFFERED, await at_once(map(ask, _OFFERED))))
+        return list(compress(_OFFERED, await asyncio.gather(*map(ask, _OFFERED))))
 
     async def _ask(self, request: Request, **asked: Any) -> bool:
         call = partial(self._authorize, request, **asked)
@@ -329,16 +323,6 @@ class PermissionChecker:
                 request.state.has_reported = True
                 logger.exception("authorize failed.")
             raise Refusal(500, "failed", "See the server's log.") from error
-
-
-async def at_once(questions: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """Wait for several answers together; a failure ends the others."""
-    asked = [asyncio.ensure_future(each) for each in questions]
-    try:
-        return await asyncio.gather(*asked)
-    finally:
-        for each in asked:
-            each.cancel()
 
 
 class Episode:
@@ -365,6 +349,7 @@ class SessionRoute(APIRoute):
     """A route whose ids may hold slashes, and that refuses by problem details."""
 
     trusted_origins: frozenset[str]
+    max_body_bytes: int
     outage: Episode
 
     @override
@@ -398,7 +383,7 @@ class SessionRoute(APIRoute):
                 if request.method != "GET":
                     _check_origin(request, self.trusted_origins)
                     _check_content_type(request)
-                    request = _with_limited_body(request)
+                    request = _with_limited_body(request, self.max_body_bytes)
                 response = await answer(request)
             except _ANSWERED as error:
                 response = problem_of_error(error, self.outage)
@@ -424,11 +409,10 @@ def _check_origin(request: Request, trusted_origins: Collection[str]) -> None:
     """
     origin = request.headers.get("origin", "")
     site = request.headers.get("sec-fetch-site", "")
-    host = request.headers.get("host")
     is_own = (
         site in {"same-origin", "none"}
         if site
-        else not origin or origin.partition("://")[2] == host
+        else not origin or origin.partition("://")[2] == request.headers.get("host")
     )
     if not is_own and origin not in trusted_origins:
         why = "Pages of another origin may not write; see trusted_origins."
@@ -443,15 +427,15 @@ def _check_content_type(request: Request) -> None:
             raise Refusal(415, "not-json", "Send JSON, as application/json.")
 
 
-def _with_limited_body(request: Request) -> Request:
+def _with_limited_body(request: Request, most: int) -> Request:
     length = 0
 
     async def receive() -> Message:
         nonlocal length
         message = await request.receive()
         length += len(message.get("body", b""))
-        if length > _MAX_BODY:
-            raise Refusal(413, "too-large", f"Send {_MAX_BODY:,} bytes at most.")
+        if length > most:
+            raise Refusal(413, "too-large", f"Send {most:,} bytes at most.")
         return message
 
     return Request(request.scope, receive)

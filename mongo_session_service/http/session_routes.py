@@ -84,14 +84,11 @@ from mongo_session_service.http.refusals import (
     Refusal,
     SessionRoute,
     Shape,
-    at_once,
     refusals,
 )
 from mongo_session_service.model import results
 from mongo_session_service.model.metadata import (
     ADK_METADATA,
-    CONVERSATION,
-    Details,
     StoredDetails,
 )
 from mongo_session_service.model.records import SessionKey, session_key
@@ -299,12 +296,22 @@ class _Forbidding(Shape):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-_NOTED: Final[Any] = {
-    name: (cast("Any", it.annotation) | None, Field(None, description=it.description))
-    for name, it in Details.model_fields.items()
-    if name in CONVERSATION
-}
-SessionUpdate: Any = create_model("SessionUpdate", __base__=_Forbidding, **_NOTED)
+class SessionUpdate(_Forbidding):
+    """What a conversation has in common; null for none."""
+
+    title: str | None = None
+    labels: dict[str, str] | None = None
+
+
+class SessionStart(SessionUpdate):
+    """A session that is to be created."""
+
+    session_id: str | None = Field(default=None, alias="sessionId")
+    """A random one, unless given."""
+    ttl: float | None = None
+    """Seconds that it lives after its last append, or turn."""
+    state: dict[str, Any] | None = None
+    """State of the session alone, unless the server allows others."""
 
 
 class TurnRequest(Shape):
@@ -392,6 +399,7 @@ def sessions_router(
     client_state: Collection[str] = (),
     run_config: RunConfig | None = None,
     trusted_origins: Collection[str] = (),
+    max_body_bytes: int = 65_536,
 ) -> APIRouter:
     """Serves sessions as resources, in any FastAPI application, ADK's own too.
 
@@ -401,7 +409,7 @@ def sessions_router(
 
     Below ``/apps/{app_name}/users/{user_id}``, and in the application's ``/docs``:
 
-    - ``GET /sessions``: a page of the user's sessions.
+    - ``GET /sessions``: a page of the user's sessions; ``POST`` creates one.
     - ``GET /sessions/{session_id}``: a session, as ADK's own server answers it.
     - ``GET /sessions/{session_id}/events``: a page of its events.
     - ``PATCH`` and ``DELETE /sessions/{session_id}``, and
@@ -448,6 +456,9 @@ def sessions_router(
             ``("https://app.example",)``: preflights are answered, and CORS headers are
             sent. The header fields allowed are ``Authorization``, ``Content-Type`` and
             ``Last-Event-ID``.
+        max_body_bytes: The largest body of a request; a larger one is answered with
+            413. A message with a picture in it needs more than the default: four bytes
+            for each three of the picture.
 
     Raises:
         ConfigurationError: ``authorize`` cannot be called, ``client_state`` is no
@@ -461,11 +472,14 @@ def sessions_router(
         client_state=client_state,
         trusted_origins=trusted_origins,
     )
+    resources.max_body_bytes = max_body_bytes
     return resources.router()
 
 
 class SessionResources:
     """The answers of the session routes."""
+
+    max_body_bytes = 65_536
 
     def __init__(
         self,
@@ -502,6 +516,7 @@ class SessionResources:
         """Make the routes; see :func:`sessions_router`."""
         routes: list[Row] = [
             ("list", "GET", "/sessions", self.list_sessions, SessionList, 200),
+            ("create", "POST", "/sessions", self.new_session, SessionSummary, 201),
             ("read", "GET", _ONE, self.get_session, Session, 200),
             ("update", "PATCH", _ONE, self.update_session, SessionSummary, 200),
             ("delete", "DELETE", _ONE, self.delete_session, None, 200),
@@ -525,6 +540,7 @@ class SessionResources:
 
         class Route(SessionRoute):
             trusted_origins = self.trusted_origins
+            max_body_bytes = self.max_body_bytes
             outage = Episode(logging.WARNING)
 
         router = APIRouter(
@@ -567,6 +583,17 @@ class SessionResources:
         async with self.reading(scope), self.answer_in_time():
             rows, token = await self.find_rows(request, scope, query)
             return self.listed({"sessions": rows, "next_page_token": token})
+
+    async def new_session(
+        self, scope: OfUser, asked: SessionStart | None = None
+    ) -> Response:
+        """Creates a session of a user, with state of its own alone."""
+        given = asked.model_dump(exclude_none=True) if asked else {}
+        self.check_delta(given.get("state", {}))
+        new = await self.service.create_session(
+            app_name=str(scope.app_name), user_id=str(scope.user_id), **given
+        )
+        return await self.created(new)
 
     async def get_session(
         self, key: Key, query: Annotated[SessionRead, Query()]
@@ -622,14 +649,14 @@ class SessionResources:
         forked = await self.service.fork_session(
             **key.id, at_revision=revision, config=NO_EVENTS
         )
-        return await self.created(key._replace(session_id=forked.id))
+        return await self.created(forked)
 
-    async def created(self, key: SessionKey) -> Response:
+    async def created(self, new: Session) -> Response:
         """Answer with the row of a new session."""
         storage = (await backends_of(self.service).backend()).storage
-        page = await search.find_by_id(storage, *key)
+        page = await search.find_by_id(storage, new.app_name, new.user_id, new.id)
         if not page.sessions:
-            raise session_not_found_error(key.session_id)
+            raise session_not_found_error(new.id)
         return json_response(summary_fields(page.sessions[0]), 201)
 
     async def list_branches(self, key: Key) -> Response:
@@ -670,13 +697,12 @@ class SessionResources:
             why = "Give a newMessage with parts, an invocationId or insteadOf."
             raise Refusal(422, "invalid", why)
         self.check_delta(asked.state_delta or {})
-        needed: dict[Action, bool] = {
-            "fork": asked.instead_of is not None,
-            "answer": any(each.function_response for each in parts),
-            "stop": asked.interrupt,
-        }
-        for action in filter(needed.get, needed):
-            await self.permission.require(request, key, action)
+        if asked.instead_of is not None:
+            await self.permission.require(request, key, "fork")
+        if any(each.function_response for each in parts):
+            await self.permission.require(request, key, "answer")
+        if asked.interrupt:
+            await self.permission.require(request, key, "stop")
         names = ("new_message", "state_delta", "invocation_id", "instead_of")
         given: dict[str, Any] = {name: getattr(asked, name) for name in names}
         return await self.service.start_turn(
@@ -758,7 +784,7 @@ class SessionResources:
             asked = [self.permission.require(request, scope, "list")]
             if key is not None:
                 asked.append(self.permission.require(request, key, "read"))
-            await at_once(asked)
+            await asyncio.gather(*asked)
 
         actions: list[Action] = []
         sources: list[Frames] = []
@@ -1001,8 +1027,7 @@ class LargeResponse(Response):
                     await send({**body, "body": piece, "more_body": True})
         except TimeoutError:
             logger.info("A client's answer ends. It did not read.")
-        finally:
-            self._text = b""
+        self._text = b""
         await send({**body, "body": b""})
 
 

@@ -315,8 +315,7 @@ async def find_place(storage: Storage, page_token: str, search: Search) -> PageP
     for place in map(search.place_of, chain(*found)):
         if without_ids(place) == given:
             return place
-    first = "\U0010ffff" if search.newest_first else ""
-    return PagePlace(given.time, first, first)
+    return given._replace(user_id="\U0010ffff" if search.newest_first else "")
 
 
 class Page(NamedTuple):

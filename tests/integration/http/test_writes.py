@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 from google.adk.sessions import Session
 from support.http_paths import SESSION as PATH
-from support.http_paths import app_of
+from support.http_paths import USER, app_of
 from support.http_server import serving
 from support.subscriptions import IDS, SESSION, new_event
 
@@ -67,6 +68,80 @@ async def test_a_session_is_forked_where_it_is_asked_for(
     assert forked.id != session.id
     assert (forked.state, len(forked.events)) == ({"n": 1}, row["revision"])
     assert whole.json()["revision"] == 2
+
+
+async def test_a_session_is_created(service: MongoSessionService, url: str) -> None:
+    """With its details and its own state; a taken id is refused, and so is the rest."""
+    sessions = f"{url}{USER}/sessions"
+    whole = {
+        "sessionId": "new",
+        "title": "Trip",
+        "labels": {"env": "prod"},
+        "ttl": 60,
+        "state": {"city": "Turin"},
+    }
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        made = await http.post(sessions, json=whole)
+        again = await http.post(sessions, json=whole)
+        other = await http.post(sessions)
+        refused = [
+            (await http.post(sessions, json=each)).status_code
+            for each in (
+                *({"state": {f"{scope}:k": 1}} for scope in ("app", "user", "temp")),
+                *({"state": 1}, {"ttl": -1}, {"ttl": "x"}, {"title": ""}),
+                *({"labels": {"": "x"}}, {"sessionId": "x" * 9999}, {"unknown": 1}),
+                {"state": {"__session_metadata__": {"displayName": "x"}}},
+            )
+        ]
+    row = made.json()
+    assert (made.status_code, again.status_code, other.status_code) == (201, 409, 201)
+    assert {it: row[it] for it in ("session_id", "title", "labels", "ttl")} == {
+        "session_id": "new",
+        "title": "Trip",
+        "labels": {"env": "prod"},
+        "ttl": 60,
+    }
+    assert row["revision"] == 0
+    stored = await service.get_session(**{**SESSION, "session_id": "new"})
+    assert stored is not None
+    assert stored.state["city"] == "Turin"
+    assert set(refused) == {422}
+    assert set(await ids(service)) == {"new", other.json()["session_id"]}
+
+
+async def test_who_may_do_all_else_creates_no_session(
+    service: MongoSessionService,
+) -> None:
+    """A function that does not know the action refuses it."""
+
+    def may(*_: object, action: str, session_id: str | None, **__: object) -> bool:
+        assert (action, session_id) == ("create", None)
+        return action in {"list", "read", "update", "fork", "delete", "run", "stop"}
+
+    async with (
+        serving(app_of(service, authorize=may)) as url,
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
+    ):
+        refused = await http.post(f"{url}{USER}/sessions", json={"title": "T"})
+    assert refused.status_code == 403
+    assert not (await service.find_sessions(app_name=IDS["app_name"])).sessions
+
+
+@pytest.mark.parametrize("most", [65_536, 1_000_000])
+@pytest.mark.usefixtures("session")
+async def test_a_body_has_a_limit(service: MongoSessionService, most: int) -> None:
+    """The one that the application has given."""
+    more = {} if most == 65_536 else {"max_body_bytes": most}
+    sizes, headers = {}, {"content-type": "application/json"}
+    async with (
+        serving(app_of(service, **more)) as url,
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
+    ):
+        for size in (most, most + 1):
+            text = json.dumps({"title": "T"}).ljust(size)
+            answer = await http.patch(f"{url}{PATH}", content=text, headers=headers)
+            sizes[size - most] = answer.status_code
+    assert sizes == {0: 200, 1: 413}
 
 
 @pytest.mark.usefixtures("session")
