@@ -589,7 +589,7 @@ class SessionResources:
     ) -> Response:
         """Creates a session of a user, with state of its own alone."""
         given = asked.model_dump(exclude_none=True) if asked else {}
-        self.check_delta(given.get("state", {}))
+        self.check_delta((asked and asked.state) or {})
         new = await self.service.create_session(
             app_name=str(scope.app_name), user_id=str(scope.user_id), **given
         )
