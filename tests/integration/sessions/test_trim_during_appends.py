@@ -15,6 +15,8 @@ from support.subscriptions import new_event
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.sessions import event_log, fork
+from mongo_session_service.storage.statements import Query
+from mongo_session_service.storage.transactions import Transaction
 
 
 async def fill(service: MongoSessionService, count: int = 6) -> Any:
@@ -92,6 +94,28 @@ async def test_appends_and_trims_at_once(service: MongoSessionService) -> None:
     assert stored is not None
     assert stored.events == session.events[-5:]
     assert stored.state == session.state
+
+
+async def test_the_steps_of_a_trim_do_not_conflict_with_appends(
+    service: MongoSessionService,
+    second: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is one in each of them, between what it reads and what it removes."""
+    await fill(service)
+    find, late = Transaction.find, 0
+
+    async def find_late(tx: Transaction, query: Query) -> Any:
+        nonlocal late
+        found = await find(tx, query)
+        if query.collection == "events" and query.fields == ("_id",):
+            late += 1
+            await second.append(**IDS, event=new_event())
+        return found
+
+    monkeypatch.setattr(Transaction, "find", find_late)
+    assert await service.trim_session(**IDS, keep_last=2) == 4
+    assert late == 1
 
 
 async def test_a_late_append_that_missed_trimmed_events_is_stale(
