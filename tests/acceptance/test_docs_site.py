@@ -54,6 +54,9 @@ QUESTIONS = {
     "title": "guide/sessions/",
     "partial": "guide/live-turns/",
     "cookie": "guide/fastapi/",
+    "CORS": "guide/other-origin/",
+    "JWT bearer token": "guide/other-origin/",
+    "TypeScript client": "reference/http/",
 }
 """What somebody types who does not know these pages, and the page that answers it."""
 
