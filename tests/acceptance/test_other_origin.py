@@ -23,8 +23,10 @@ from support.http_server import serving
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded.mongod import HOST, free_ports
 
-GUIDE = Path(__file__).parents[2] / "docs/guide/other-origin.md"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs/guide/other-origin.md"
 FILES = {block.title: block.text for block in blocks_of(GUIDE)}
+FILES["stream.js"] = (ROOT / "examples/stream.js").read_text()
 HTML = """<!doctype html><link rel="icon" href="data:,"><p></p><script type="module">
 import { follow } from "/stream.js";
 const [api, token] = decodeURIComponent(location.hash.slice(1)).split(" ");

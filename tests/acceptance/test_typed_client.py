@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from support import npm
-from support.doc_blocks import blocks_of
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "docs/reference"
-DOCUMENT = REFERENCE / "openapi.json"
+DOCUMENT = ROOT / "docs/reference/openapi.json"
 OWN = {
     *("BranchList", "EventList", "ForkRequest", "Problem", "SessionChange"),
     *("SessionList", "SessionSummary", "SessionUpdate", "TurnBegun", "TurnFields"),
@@ -78,18 +76,17 @@ def test_the_document_says_what_is_so() -> None:
 
 @pytest.mark.release
 def test_a_typed_client_compiles(tmp_path: Path) -> None:
-    """The guide's, strictly; one that takes a refusal's mistakes for given does not."""
+    """The example, strictly; one that takes a refusal's mistakes for given does not."""
     modules = npm.install(tmp_path, "openapi-typescript@7", "typescript@5")
     types = [modules / ".bin/openapi-typescript", DOCUMENT, "-o", "api.d.ts"]
     subprocess.run(types, cwd=tmp_path, check=True, capture_output=True)
-    blocks = {it.title: it.text for it in blocks_of(REFERENCE / "http.md")}
 
     def compiled(program: str) -> subprocess.CompletedProcess[bytes]:
         (tmp_path / "client.ts").write_text(program)
         compiler = [modules / ".bin/tsc", *STRICT, "client.ts"]
         return subprocess.run(compiler, cwd=tmp_path, check=False, capture_output=True)
 
-    program = blocks["client.ts"]
+    program = (ROOT / "examples/client.ts").read_text()
     done = compiled(program)
     assert done.returncode == 0, done.stdout
     wrong = compiled(program + "export const first = (it: Problem) => it.errors[0];\n")
