@@ -203,13 +203,13 @@ class Authorize(Protocol):
             request: The request.
             app_name: The app.
             user_id: The user whose session it is.
-            session_id: The session; None if ``action`` is ``"list"``.
-            action: ``"list"`` a user's sessions; or ``"read"``, ``"update"`` (title and
-                labels, and which version is shown), ``"fork"`` or ``"delete"`` a
-                session; ``"run"`` an agent in a turn of it, ``"answer"`` a call that
-                waits, by a function response, or ``"stop"`` a turn. To edit a message
-                needs ``"run"`` and ``"fork"``, to answer ``"run"`` and ``"answer"``,
-                and to interrupt ``"run"`` and ``"stop"``.
+            session_id: The session; None if ``action`` is ``"list"`` or ``"create"``.
+            action: ``"list"`` a user's sessions, or ``"create"`` one; or ``"read"``,
+                ``"update"`` (title and labels, and which version is shown), ``"fork"``
+                or ``"delete"`` a session; ``"run"`` an agent in a turn of it,
+                ``"answer"`` a call that waits, by a function response, or ``"stop"`` a
+                turn. To edit a message needs ``"run"`` and ``"fork"``, to answer
+                ``"run"`` and ``"answer"``, and to interrupt ``"run"`` and ``"stop"``.
         """
 
 
