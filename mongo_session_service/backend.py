@@ -22,8 +22,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from itertools import count
 from typing import Any, Final, ParamSpec, TypeVar
+from uuid import uuid4
 
 from mongo_session_service.errors import ConfigurationError, MongoSessionServiceError
 from mongo_session_service.model.limits import Limits
@@ -59,7 +59,6 @@ _CLIENT_PRICE: Final = 100
 """Calls through the loop thread that take as long, together, as to open a client."""
 _KEEPERS: Final = "_mongo_session_service_keepers"
 """The attribute of an event loop that holds what closes its clients when it ends."""
-_numbers: Final = count()
 
 _Part = TypeVar("_Part")
 _Arguments = ParamSpec("_Arguments")
@@ -158,7 +157,7 @@ class Backends:
         self._build: asyncio.Task[None] | None = None
         self.pid = os.getpid()
         self._lock = threading.RLock()
-        self._attribute = f"_mongo_session_service_{next(_numbers)}"
+        self._attribute = f"_mongo_session_service_{uuid4().hex}"
         """That of an event loop which holds its backend."""
         self.opened = Living[Backend]()
         self._loop_of_client: asyncio.AbstractEventLoop | None = None
@@ -343,13 +342,9 @@ def _close_forgotten(pid: int, entries: Living[Backend], attribute: str) -> None
         return  # its clients stayed in the parent
 
     for entry in entries:
-        with suppress(RuntimeError):  # the loop is closed
-            entry.loop.call_soon_threadsafe(_start_closing, entry)
+        if not entry.loop.is_closed():
+            entry.loop.call_soon_threadsafe(background, _close_backend(entry))
             delattr(entry.loop, attribute)
-
-
-def _start_closing(entry: Backend) -> None:
-    background(_close_backend(entry))
 
 
 async def _close_backend(entry: Backend) -> None:

@@ -160,9 +160,8 @@ class Checkpoint:
             )
         # The lease may be new, or may have been dropped.
         floor = {"$max": {"epoch": stored["epoch"]}}
-        await storage.find_and_update(
-            Update("leases", {"_id": name}, floor, upsert=True)
-        )
+        lease = Update("leases", {"_id": name}, floor, upsert=True)
+        await storage.find_and_update(lease)
         self.lease.client_sessions = await self._client_sessions.ids()
         await self.lease.end_dead_holder()
         if await self.lease.acquire(patient=True) is None:
@@ -175,7 +174,8 @@ class Checkpoint:
         entered = await storage.find_and_update(entering)
         if entered is None:  # it has stalled meanwhile, and another reader came first
             return False
-        self._epoch, self._serial = epoch, 0
+        # And how often readers that have died had begun the change after the place.
+        self._epoch, self._serial, self._begun = epoch, 0, entered.get("begun", 0)
         self._is_new = entered["position"] is None
         if not self._is_new:
             self.place = LogPlace(**entered["position"])
@@ -259,8 +259,15 @@ class Checkpoint:
             # None: a later one was saved, or it was lost
             if await self.storage.find_and_update(saving) is None:
                 await self._load_own(self.storage)
-        self.place, self.saved_at = place, time.monotonic()
+        self.place, self.saved_at, self._begun = place, time.monotonic(), 0
         return place
+
+    async def note_beginning(self) -> int:
+        """Note that the change after the place is begun; return how often it was."""
+        self._begun += 1
+        note = Update("checkpoints", self._own_filter, {"$set": {"begun": self._begun}})
+        await self.storage.find_and_update(note)
+        return int(self._begun)
 
     async def _save_with_work(self, work: SavedWork, place: LogPlace) -> LogPlace:
         """Save a place with work, once.
@@ -288,7 +295,7 @@ class Checkpoint:
     def _save_statement(self, place: LogPlace, serial: int, than: str) -> Update:
         """Return the statement that saves if the stored number is before this one."""
         saved = {"position": asdict(place), "log": self._log, "serial": serial}
-        change = {"$set": saved, "$currentDate": {"saved_at": True}}
+        change = {"$set": saved | {"begun": 0}, "$currentDate": {"saved_at": True}}
         earlier = {**self._own_filter, "serial": {than: serial}}
         return Update("checkpoints", earlier, change)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
@@ -144,6 +145,8 @@ class Consumer:
         """Whether it was closed with changes that were delivered and not committed."""
         self._lost: HistoryLostError | None = None
         """The lost history, for which the next read replays or skips."""
+        self._is_careful = False
+        """Whether each change is handled and saved alone: one may kill the process."""
         self._saving_handled = asyncio.Lock()
         self._claiming = SharedTask[Checkpoint]()
         self._fetching = SharedTask[list[FetchedChange]]()
@@ -243,7 +246,9 @@ class Consumer:
                 last attempt the change becomes a dead letter. A ``SystemExit`` and a
                 ``CancelledError`` count as failures, unless this call is cancelled.
             max_attempts: How often it is called at most; once more in a transaction of
-                several changes. 13 attempts take one to two and a half minutes.
+                several changes. 13 attempts take one to two and a half minutes. A call
+                whose process dies counts, too, from the second on: the reader that
+                follows notes of each change that it begins it, and handles it alone.
             transactional: Call ``handler(change, txn)``, where ``txn`` is the
                 driver's session. What is written with ``session=txn``, through
                 ``txn.client``, is committed together with the checkpoint: exactly
@@ -290,10 +295,11 @@ class Consumer:
                 except StopAsyncIteration:
                     break
                 self._is_idle.clear()
-                if concurrency > 1:
+                if concurrency > 1 and not self._is_careful:
                     await self._handle_concurrently(run, first)
                 else:
                     await self._handle_in_order(run, first)
+                self._is_careful = False  # its predecessor had begun no more
                 if not self._has_ended.is_set():
                     self._is_idle.set()
         finally:
@@ -360,6 +366,7 @@ class Consumer:
         self._checkpoint = checkpoint
         self._has_ended = asyncio.Event()
         self._until = self._lost = None
+        self._is_careful = checkpoint.lease.replaces_dead
         self._restart_fetcher()
         self._is_open = True
 
@@ -486,7 +493,7 @@ class Consumer:
 
     async def _save_if_due(self) -> None:
         longest = self._checkpoint.storage.limits.consumer_batch_seconds
-        if time.monotonic() - self._checkpoint.saved_at >= longest:
+        if self._is_careful or time.monotonic() - self._checkpoint.saved_at >= longest:
             await self._save_handled()
 
     def _note_handled(self, place: LogPlace) -> None:
@@ -500,7 +507,8 @@ class Consumer:
         ``Limits.consumer_batch_seconds`` of the handler's work.
         """
         delivery: FetchedChange | None = first
-        ungrouped = 0  # changes to handle each for itself: one failed its group
+        # Changes to handle each for itself: one failed its group, or its process.
+        ungrouped = math.inf if self._is_careful else 0
         pace = Pace()
         while delivery is not None:
             if run.transactional and not ungrouped and self._has_ready:
@@ -587,9 +595,12 @@ class Consumer:
         if not self._is_delivering:
             return False
         record: ChangeRecord | None = delivery.record
-        attempts = count(1)
+        begun = await self._checkpoint.note_beginning() if self._is_careful else 1
+        attempts = count(min(begun, run.max_attempts))
         while record is not None:
             try:
+                if begun > run.max_attempts:
+                    raise HandlerFailedError(ProcessDiedError())  # noqa: TRY301
                 if run.transactional:
                     handle = partial(self._call_handler, run, record)
                     await self._save(delivery.place, handle)
@@ -611,7 +622,7 @@ class Consumer:
             if await self._ends_in_pause(letter, run.max_attempts):
                 return False
             record = await self._load_current(delivery, letter)
-        if run.concurrency == 1:
+        if run.concurrency == 1 or self._is_careful:
             self._note_handled(delivery.place)
         return True
 
@@ -645,7 +656,7 @@ class Consumer:
         async def store_letter(tx: Transaction) -> None:
             await tx.write(dead_letters.store_letter_statement(letter))
 
-        if run.concurrency == 1:
+        if run.concurrency == 1 or self._is_careful:
             await self._save(delivery.place, store_letter)
         else:
             await self._save_handled(store_letter)
@@ -681,6 +692,10 @@ class Consumer:
         )
         await wait_at_most(pause, self._has_ended)
         return self._has_ended.is_set()
+
+
+class ProcessDiedError(Exception):
+    """Each process has died in which the handler had begun a change."""
 
 
 class _NotRepeatedError(Exception):

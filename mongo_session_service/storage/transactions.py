@@ -61,6 +61,7 @@ _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
 _LOCAL: Final = ReadConcern("local")
 _NO_SUCH_TRANSACTION: Final = 251
+_FOUND: Final = ("nInserted", "nMatched", "nUpserted", "nRemoved")
 
 
 class _WriteConflictError(OperationFailure):
@@ -363,13 +364,7 @@ async def write_apart(
             done = await collection.bulk_write(
                 writes, ordered=False, session=tx.client_session
             )
-            found = (
-                done.inserted_count
-                + done.matched_count
-                + done.upserted_count
-                + done.deleted_count
-            )
-            if found != sum(expected):
+            if sum(done.bulk_api_result[it] for it in _FOUND) != sum(expected):
                 raise RefusedError
             counts += expected
         return counts

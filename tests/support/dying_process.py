@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from google.adk.events import Event
+from pymongo import MongoClient
 
 from mongo_session_service import Change, MongoSessionService
 from mongo_session_service.storage.statements import Statement
@@ -78,3 +79,26 @@ async def die() -> None:
 async def _stop(pipe: Connection) -> None:
     pipe.send("written")
     await asyncio.Event().wait()
+
+
+def handle_until_killed(
+    uri: str, database: str, poison: int, options: dict[str, Any]
+) -> None:
+    """Note each event in ``begun``, and die as if of memory at one of them."""
+
+    def handle(change: Change, txn: Any = None) -> None:
+        del txn
+        if change.kind == "appended":
+            with MongoClient[Any](uri) as client:
+                client[database].begun.insert_one({"revision": change.revision})
+            if change.revision == poison:
+                os._exit(137)
+
+    async def consume() -> None:
+        async with (
+            MongoSessionService(uri, database=database, _limits=LIMITS) as service,
+            service.consumer("c") as consumer,
+        ):
+            await consumer.run(handle, max_attempts=2, until_caught_up=True, **options)
+
+    asyncio.run(consume())
