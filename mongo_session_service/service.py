@@ -526,7 +526,8 @@ class MongoSessionService(BaseSessionService):
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
         backend = await self._backends.backend(Stage.SET_UP)
-        session = to_session(await backend.reads.read_end(key))
+        unborn = self._turns.unborn_branch(key)
+        session = to_session(await backend.reads.read_end(key, unborn))
         await self._append(backend, key, session, event, started, on_conflict="rebase")
         return event
 
@@ -710,8 +711,8 @@ class MongoSessionService(BaseSessionService):
                 that invocation and the state after them, which its family shows from
                 then on. See :attr:`RunningTurn.session_id` and :meth:`find_branches`.
                 ``interrupt`` then stops the turn that runs in the session; without it,
-                that goes on there. If the turn cannot begin, the branch is removed, and
-                the session is shown.
+                that goes on there. The branch is stored with the message, and this
+                returns then; what cannot begin leaves nothing.
             **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
                 and others.
 

@@ -68,8 +68,8 @@ class Change(Details):
     ``appended`` that makes or ends a wait, of a session ``created`` with some, and of
     each ``updated``. None in other changes."""
     root_id: str | None = None
-    """The session that its family began with, in ``created`` and ``updated`` changes of
-    a version of an edited message."""
+    """The id of its family, which is no session's, in ``created`` and ``updated``
+    changes of a version of an edited message."""
     is_shown: bool | None = None
     """Whether it is the version that its family shows from now on, in these changes."""
     turn: InstanceOf[TurnInfo] | None = None

@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 from mongo_session_service.codec.bson_values import UnreadableError
-from mongo_session_service.codec.record import Origin, SessionRecord, readable
+from mongo_session_service.codec.record import Origin, SessionRecord
 from mongo_session_service.model.metadata import CONVERSATION
 from mongo_session_service.model.records import Document, FamilyKey
 
@@ -71,16 +71,14 @@ class FamilyRecord:
         """Take a document apart; one that another tool has damaged is refused."""
         try:
             record = cls(document)
-            labels = (each.values() for each in document.get("labels", ()))
-            texts = [*record.key, record.shown, document.get("title", "")]
-            texts += chain(*labels)
-            numbers: list[object] = [document["create_time"]]
-            for each in record.members:
-                texts.append(each.id)
-                numbers += each.created, each.revision
-            kinds = {*map(type, texts)}, {*map(type, numbers)}
-            is_whole = kinds[0] == {str} and kinds[1] <= {int, float}
-        except (AttributeError, LookupError, TypeError):
+            texts = [*record.key, record.shown]
+            for known in filter(None, map(document.get, CONVERSATION)):
+                several = isinstance(known, list)
+                texts += chain(*map(dict.values, known)) if several else [known]
+            ids, times, _, _, revisions, *_ = zip(*record.members, strict=True)
+            kinds = {type(document["create_time"]), *map(type, times + revisions)}
+            is_whole = {*map(type, (*texts, *ids))} == {str} and kinds <= {int, float}
+        except (AttributeError, LookupError, TypeError, ValueError):
             is_whole = False
         if not is_whole:
             raise UnreadableError("A family of versions")
@@ -98,11 +96,6 @@ class FamilyRecord:
         return self.key.id | {it: fields[it] for it in _FIELDS if it in fields}
 
     @classmethod
-    def read_all(cls, documents: Iterable[Document]) -> Iterator[FamilyRecord]:
-        """Read a list; leave out what cannot be read, with a warning."""
-        return readable(cls.read, documents)
-
-    @classmethod
     def begin(cls, key: FamilyKey, first: SessionRecord) -> FamilyRecord:
         """Of a session that becomes the first of a family."""
         own = {"create_time": first.created, "shown": first.key.session_id}
@@ -113,10 +106,6 @@ class FamilyRecord:
     @property
     def left(self) -> list[Member]:
         return [each for each in self.members if not each.gone]
-
-    def place_of(self, session: Origin) -> int | None:
-        origins = [each.origin for each in self.members]
-        return origins.index(session) if session in origins else None
 
     def joined(self, session: SessionRecord) -> SessionRecord:
         """A session of it, with what it has of the family."""

@@ -17,6 +17,7 @@ from collections.abc import (
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from importlib.resources import files
+from itertools import compress, product
 from typing import (
     Annotated,
     Any,
@@ -659,15 +660,25 @@ class SessionResources:
             raise session_not_found_error(new.id)
         return json_response(summary_fields(page.sessions[0]), 201)
 
-    async def list_branches(self, key: Key) -> Response:
-        """Lists the versions of a conversation: the family of a session."""
+    async def list_branches(self, request: Request, key: Key) -> Response:
+        """Lists the versions of a conversation that may be read: a session's family."""
         async with self.reading(Scope(*key[:2])):
             async with self.answer_in_time():
                 found = await self.service.find_branches(**key.id)
-            return self.listed({"branches": [each.model_dump() for each in found]})
+            keys = [key._replace(session_id=each.session_id) for each in found]
+            asked = (self.permission.permits(request, it, "read") for it in keys)
+            may = await asyncio.gather(*asked)
+            rows = [*compress((each.model_dump() for each in found), may)]
+            known = {None, *(each["session_id"] for each in rows)}
+            for row, name in product(rows, ("parent_id", "version_of")):
+                row[name] = row[name] if row[name] in known else None
+            return self.listed({"branches": rows})
 
-    async def show_branch(self, key: Key) -> Response:
-        """Has its family show a session, in each list and tab."""
+    async def show_branch(self, request: Request, key: Key) -> Response:
+        """Has its family show a session, in each list and tab, instead of another."""
+        found = await self.service.find_branches(**key.id)
+        (shown,) = (each.session_id for each in found if each.is_shown)
+        await self.permission.require(request, key._replace(session_id=shown), "update")
         await self.service.show_branch(**key.id)
         return Response(None, 204, NO_STORE)
 

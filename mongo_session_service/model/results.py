@@ -54,7 +54,7 @@ class SessionSummary(Details):
     waiting_more: int = 0
     """How many wait beside these."""
     root_id: str | None = None
-    """The session that its family began with; None if no message was ever edited."""
+    """The id of its family, which is no session's; None if no message was edited."""
     branches: int = 1
     """How many sessions are in its family: versions of one conversation."""
 

@@ -20,6 +20,7 @@ from mongo_session_service.codec.record import (
     Origin,
     SessionRecord,
     is_placeholder,
+    readable,
 )
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import CONVERSATION
@@ -140,19 +141,18 @@ async def bear(storage: Storage, birth: Birth, tx: Transaction) -> None:
     held = [each for each in found if each["_id"] == document["_id"]]
     if not (held and is_placeholder(held[0])):
         raise RefusedError  # it expired; or an earlier attempt has stored it
-    sources = [SessionRecord.read(each) for each in found if each not in held]
-    if not sources:
+    source = next((SessionRecord.read(it) for it in found if it not in held), None)
+    if source is None:
         raise session_not_found_error(birth.source["_id"]["session_id"])
-    (source,) = sources
     if (source.begins, source.redactions) != birth.log:
         raise RefusedError(_CHANGED)
-    # From now on whoever redacts or trims the source waits, and finds the copy.
-    same = Update("sessions", birth.source, {"$inc": {"steps": 1}}, expected=1)
-    birth = birth._replace(beside=[*birth.beside, same])
     if birth.before is None:
         stored = Update("sessions", birth.held, document, expected=1)
         await tx.write(*birth.beside, stored)
         return
+    # From now on whoever redacts or trims the source waits, and finds the copy.
+    same = Update("sessions", birth.source, {"$inc": {"steps": 1}}, expected=1)
+    birth = birth._replace(beside=[*birth.beside, same])
     reservation = SessionRecord.part(SessionKey(**document["_id"]), held[0])
     await _add_to_family(storage, birth, source, reservation.turn, tx)
 
@@ -166,12 +166,11 @@ async def _add_to_family(
 ) -> None:
     """Store a branch, which its family shows from then on."""
     branch = SessionRecord(SessionKey(**birth.document["_id"]), birth.document)
-    found = await find_family(source.family_key, tx)
-    place = found.place_of(source.origin) if found else None
-    before = found if place is not None else None
-    if before is None:
+    before = found = await find_family(source.family_key, tx)
+    if before is None or all(it.origin != source.origin for it in before.members):
         key = FamilyKey(*source.key[:2], uuid.uuid4().hex)
-        before, place = FamilyRecord.begin(key, source), 0
+        before = FamilyRecord.begin(key, source)
+    place = [each.origin for each in before.members].index(source.origin)
     member = Member(*branch.origin, place, birth.before, branch.revision, birth.repeats)
     family = before.changed([*before.members, member], branch.key.session_id)
     own = {**dict.fromkeys(CONVERSATION), FAMILY: family.key.family, "turn": turn}
@@ -179,10 +178,9 @@ async def _add_to_family(
     joining = [_joining(source, family.key)] if before is not found else []
     whole = Update("families", {"_id": family.key.id}, family.document, upsert=True)
     await tx.write(*birth.beside, new, *joining, whole)
-    hidden = [source]
-    if before.shown != source.key.session_id:
-        hidden = await _find_members(family, [before.shown], tx)
-    await _announce(storage, family, hidden, tx)
+    is_other = before.shown != source.key.session_id
+    others = await _find_members(family, [before.shown], tx) if is_other else [source]
+    await _announce(storage, family, others, tx)
 
 
 async def rename(storage: Storage, session: SessionRecord, tx: Transaction) -> None:
@@ -205,9 +203,8 @@ async def leave_families(
         if (key := each.family_key) is not None:
             gone.setdefault(key, set()).add(each.origin)
     for key, origins in gone.items():
-        own = {"_id": key.id}
-        found = await tx.find(Query("families", own))
-        for before in FamilyRecord.read_all(found):
+        found = await tx.find(Query("families", {"_id": key.id}))
+        for before in readable(FamilyRecord.read, found):
             await _take_out(storage, before, origins, tx)
 
 
@@ -219,11 +216,9 @@ async def _take_out(
     if not family.left:
         await tx.write(Delete("families", own))
         return
-    shown = family.shown
-    left: list[SessionRecord] = []
-    if all(each.id != shown for each in family.left):
-        left = await find_versions(storage, family, tx)
-        shown = family.shown_of({each.origin for each in left}) or shown
+    is_gone = all(each.id != family.shown for each in family.left)
+    left = await find_versions(storage, family, tx) if is_gone else []
+    shown = family.shown_of({each.origin for each in left}) or family.shown
     family = family.changed(members, shown)
     await tx.write(Update("families", own, family.document))
     new = [each for each in left if each.key.session_id == shown]

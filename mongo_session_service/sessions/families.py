@@ -8,7 +8,7 @@ from bson.timestamp import Timestamp
 
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.codec.family_record import FamilyRecord
-from mongo_session_service.codec.record import SessionRecord
+from mongo_session_service.codec.record import SessionRecord, readable
 from mongo_session_service.model.records import Document, FamilyKey
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.statements import Query
@@ -45,7 +45,7 @@ async def join(
     for some in cut_by_id_size(keys):
         where = {"_id": {"$in": [each.id for each in some]}, **(having or {})}
         (found,) = await storage.read(Query("families", where), as_of=as_of)
-        families |= {each.key: each for each in FamilyRecord.read_all(found)}
+        families |= {each.key: each for each in readable(FamilyRecord.read, found)}
     known = {None, *families}
     left = [it for it in sessions if having is None or it.family_key in known]
     pairs = ((each, families.get(each.family_key)) for each in left)

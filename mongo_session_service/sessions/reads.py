@@ -330,12 +330,18 @@ class SessionReads:
         owner = Owner.of_shared(app_name, user_id)
         return documents.decode_state(state_fields(stored), owner, self._storage.hooks)
 
-    async def read_end(self, key: SessionKey) -> StoredSession:
-        """Read a session with its last event alone, and without state."""
+    async def read_end(
+        self, key: SessionKey, unborn: Birth | None = None
+    ) -> StoredSession:
+        """Read a session with its last event alone, and without state.
+
+        Or a branch that is not stored yet.
+        """
         heads, log = await self._storage.read(
             head_query(key),
             Query("events", queries.events_after(key, 0), order=-1, limit=1),
         )
+        heads = [unborn.document] if unborn else heads
         head = found_record(self._storage, key, heads)
         events = documents.decode_events(head.trimmed(log), self._storage.hooks)
         return StoredSession(head, {}, events)

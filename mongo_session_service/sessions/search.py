@@ -26,6 +26,7 @@ from mongo_session_service.codec.record import (
     STATE_PATH,
     STATES,
     SessionRecord,
+    readable,
 )
 from mongo_session_service.codec.waiting_calls import WAITING
 from mongo_session_service.errors import InvalidInputError, quoted
@@ -407,7 +408,7 @@ async def _read_chunk(
         for each in joined
         if not (search.is_shown and each.is_hidden)
     }
-    read = FamilyRecord.read_all(chain(*others))
+    read = readable(FamilyRecord.read, chain(*others))
     if by_key := {it.key.session_key(it.shown): it for it in read}:
         ids = {"_id": {"$in": [key.id for key in by_key]}}
         where = search.filter | queries.visible_filter(now) | ids

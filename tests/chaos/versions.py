@@ -239,6 +239,7 @@ class Observer:
         database = self._client[DATABASE]
         with self._client.start_session(snapshot=True) as reading:
             sessions = [*database.sessions.find({}, session=reading)]
+            families = [*database.families.find({}, session=reading)]
             events = [*database.events.find({}, session=reading).sort("_id", 1)]
         self._outcome.snapshots += 1
         logs = defaultdict[str, list[Document]](list)
@@ -247,7 +248,7 @@ class Observer:
         stored = {each["_id"]["session_id"]: each for each in sessions}
         if orphans := logs.keys() - stored.keys():
             self._complain(f"events without a session: {orphans}")
-        self._check_families(sessions)
+        self._check_families(families, sessions)
         for id_, session in stored.items():
             if "revision" in session:
                 self._outcome.seen.add(id_)
@@ -255,18 +256,25 @@ class Observer:
                 for origin in session.get("forked_from", ()):
                     self._check_copy(id_, logs[id_], origin, logs)
 
-    def _check_families(self, sessions: list[Document]) -> None:
-        families = defaultdict[str, list[Document]](list)
+    def _check_families(
+        self, families: list[Document], sessions: list[Document]
+    ) -> None:
+        members = defaultdict[str, set[str]](set)
         for each in sessions:
-            if "branch" in each:
-                families[each["branch"]["family"]].append(each)
-        for family in families.values():
-            shown = [it for it in family if "hidden" not in it["branch"]]
-            if len(shown) != 1:
-                ids = [each["_id"]["session_id"] for each in shown]
-                self._complain(f"{len(family)} versions show {ids}")
-            elif shown[0].get("title") != family[0]["branch"]["root"]:
-                self._complain(f"a family has the title {shown[0].get('title')}")
+            if "family" in each:
+                members[each["family"]].add(each["_id"]["session_id"])
+            if "family" in each and {"title", "labels"} & each.keys():
+                self._complain(f"{each['_id']} has a title of its own")
+        if members.keys() != {each["_id"]["family"] for each in families}:
+            self._complain(f"{len(families)} families, and {len(members)} are named")
+        for family in families:
+            left = [it["id"] for it in family["members"] if "gone" not in it]
+            if {*left} != members[family["_id"]["family"]]:
+                self._complain(f"a family has {left}")
+            if family["shown"] not in left:
+                self._complain(f"{len(left)} versions show {family['shown']}")
+            if family.get("title") != family["members"][0]["id"]:
+                self._complain(f"a family has the title {family.get('title')}")
 
     def _check_session(self, id_: str, session: Document, log: list[Document]) -> None:
         revisions = [each["_id"]["revision"] for each in log]

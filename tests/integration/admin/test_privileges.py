@@ -16,6 +16,7 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.session import Session
+from google.genai import types
 from support.abandoned_turns import abandon_turn
 from support.cli_runner import run
 from support.consumers import append, begun, create, take
@@ -44,7 +45,7 @@ PREFIX = "adk_"
 DATABASE = "secured"
 IMPLIED = [
     Privilege("createCollection", DATABASE, PREFIX + each)
-    for each in ("metadata", "sessions", "events", "partials")
+    for each in ("metadata", "sessions", "events", "partials", "families")
 ]
 """Who may insert into a collection, or index it, may also create it."""
 BESIDES = {
@@ -86,6 +87,21 @@ class SilentRunner:
             yield event
 
 
+class AppendingRunner(SilentRunner):
+    """And one whose agent says something."""
+
+    def __init__(self, service: MongoSessionService) -> None:
+        self._service = service
+
+    async def run_async(self, **where: Any) -> AsyncIterator[Event]:
+        """Yield an event that is stored."""
+        key = {"user_id": where["user_id"], "session_id": where["session_id"]}
+        event = new_event()
+        event.invocation_id = "again"
+        await self._service.append(app_name=self.app_name, **key, event=event)
+        yield event
+
+
 async def use_sessions(service: MongoSessionService) -> None:
     session = await service.create_session(**SESSION, state={"k": 1, "app:k": 1})
     await service.append_event(session, new_event("x", k=2, app_k=2, user_k=2))
@@ -108,6 +124,12 @@ async def use_sessions(service: MongoSessionService) -> None:
     runner: Any = SilentRunner()
     owner = {"user_id": SESSION["user_id"], "session_id": SESSION["session_id"]}
     await (await service.start_turn(runner, **owner)).result()
+    runner = AppendingRunner(service)
+    await (await service.start_turn(runner, **owner)).result()
+    again: Any = {"new_message": types.UserContent("x"), "instead_of": "again"}
+    edited = await service.start_turn(runner, **owner, **again)
+    await edited.result()
+    await service.delete_session(**SESSION | {"session_id": edited.session_id})
     await service.delete_session(**SESSION)
     await service.prune()
 

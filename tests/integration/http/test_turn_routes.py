@@ -10,6 +10,7 @@ import httpx
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
+from support.conversations import ask as edit
 from support.http_paths import CHANGES, SESSION, USER_CHANGES, app_of
 from support.http_server import Client, ServerEvent, serving
 from support.spoken_model import SpokenModel
@@ -179,6 +180,30 @@ async def test_an_edit_needs_the_permission_to_fork(
     assert refused.status_code == 403
     assert unknown.status_code == 422
     assert len(await service.find_branches(**IDS)) == 1
+
+
+async def test_each_version_is_asked_for(
+    service: MongoSessionService, runner: Runner
+) -> None:
+    """Who may see one alone is told of no other, and hides none."""
+    _, first = await edit(service, "one")
+    edited, _ = await edit(service, "eins", instead_of=first)
+
+    def may(*_: object, session_id: str | None = None, **__: object) -> bool:
+        return session_id == edited
+
+    path = SESSION.removesuffix("s")
+    async with serving(app_of(service, runner=runner, authorize=may)) as url:
+        (row,) = (await send(url, "GET", f"{path}{edited}/branches")).json()["branches"]
+        await service.show_branch(**IDS)
+        refused = await send(url, "PUT", f"{path}{edited}/shown")
+
+    assert (row["session_id"], row["parent_id"], row["version_of"]) == (
+        *(edited, None),
+        None,
+    )
+    assert refused.status_code == 403
+    assert [it.is_shown for it in await service.find_branches(**IDS)] == [True, False]
 
 
 ANSWER = {"functionResponse": {"id": "c1", "name": "f", "response": {"ok": True}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ async def test_an_erasure_finds_a_fork_that_is_stored_beside_it(
     admin: MongoClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its transaction has seen the source, and writes it before it is committed."""
+    """Its transaction still sees the source, and is committed after it is removed."""
     await store(service, "e1")
     write, erasing = Transaction.write, []
 
@@ -90,10 +91,10 @@ async def test_an_erasure_finds_a_fork_that_is_stored_beside_it(
         return await write(tx, *statements)
 
     monkeypatch.setattr(Transaction, "write", write_late)
-    with pytest.raises(SessionNotFoundError):
+    with suppress(SessionNotFoundError):  # it may be read before it is erased
         await service.fork_session(**KEY, new_session_id="t")
-    (erased, *_) = await asyncio.gather(*erasing)
-    assert erased.sessions == 1
+    (erased,) = await asyncio.gather(*erasing)
+    assert erased.sessions == 2
     assert left(admin, database) == []
 
 

@@ -15,6 +15,7 @@ from google.genai import types
 
 from mongo_session_service import MongoSessionService, SessionKey
 from mongo_session_service.service import backends_of
+from mongo_session_service.sessions.branches import bear
 from mongo_session_service.sessions.fork import new_branch
 from support.cancellation.world import (
     STATE,
@@ -379,7 +380,8 @@ async def show_branch(world: World) -> Prepared:
     new = key._replace(session_id=world.new_id())
     backend = await backends_of(world.service).backend()
     branch, _ = await new_branch(backend.storage, key, new, "i", asks_again=True)
-    await branch.make()
+    copied = await branch.copy()
+    await backend.storage.run(lambda tx: bear(backend.storage, copied, tx))
 
     async def check() -> None:
         found = await world.service.find_branches(**ids)
