@@ -52,21 +52,8 @@ async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     return found[0]["events"] if found else 0
 
 
-async def reset_consumer(
-    service: MongoSessionService, status: ConsumerStatus, place: LogPlace
-) -> None:
-    """Set the place after which a consumer reads on; its dead letters stay."""
-    async with _claimed_checkpoint(service, status) as checkpoint:
-        await checkpoint.move_to(place)
-
-
-async def remove_consumer(service: MongoSessionService, status: ConsumerStatus) -> None:
-    async with _claimed_checkpoint(service, status) as checkpoint:
-        await checkpoint.delete_name()
-
-
 @asynccontextmanager
-async def _claimed_checkpoint(
+async def claimed(
     service: MongoSessionService, status: ConsumerStatus
 ) -> AsyncIterator[Checkpoint]:
     """Claim a consumer's name, so that no other reader has it meanwhile."""

@@ -245,7 +245,8 @@ async def remove(address: options.ServiceAddress, name: str) -> None:
         )
         options.confirm(f"This removes {what}.")
         if not terminal.shared_options().dry_run:
-            await admin.consumer_places.remove_consumer(service, status)
+            async with admin.consumer_places.claimed(service, status) as checkpoint:
+                await checkpoint.delete_name()
     terminal.show_result(
         {"name": name, "dead_letters": status.dead_letters},
         f"{options.did('remove')} {what}.",
@@ -292,7 +293,8 @@ async def reset(
         what = f"{printable(name)} in {address.location} {effect}"
         options.confirm(f"Then {what}.")
         if not terminal.shared_options().dry_run:
-            await admin.consumer_places.reset_consumer(service, status, place)
+            async with admin.consumer_places.claimed(service, status) as checkpoint:
+                await checkpoint.move_to(place)
     terminal.show_result(
         {"name": name, "to": start, "events": events},
         f"{'Then' if terminal.shared_options().dry_run else 'From now on'} {what}.",

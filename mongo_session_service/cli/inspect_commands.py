@@ -433,15 +433,10 @@ def expiry_text(summary: Details) -> str:
 def _event_heading(stored: EventRecord, author: str) -> Text:
     from rich.text import Text
 
-    when = f"{time_text(stored.timestamp)}  "
+    number = f"r{stored.revision:<4} {time_text(stored.timestamp)}  "
+    name = f"  {printable(str(stored.id))}" * terminal.shared_options().verbose
     return Text.assemble(
-        (f"r{stored.revision:<4} ", terminal.FAINT),
-        (when, terminal.FAINT),
-        (printable(author), "bold"),
-        (
-            f"  {printable(str(stored.id))}" * terminal.shared_options().verbose,
-            terminal.FAINT,
-        ),
+        (number, terminal.FAINT), (printable(author), "bold"), (name, terminal.FAINT)
     )
 
 

@@ -124,6 +124,7 @@ def adk_router(
     client_state: Collection[str] = (),
     run_config: RunConfig | None = None,
     trusted_origins: Collection[str] = (),
+    max_body_bytes: int = 65_536,
 ) -> APIRouter:
     """Serves ADK's own routes, for front ends that are written for ADK's server.
 
@@ -162,6 +163,7 @@ def adk_router(
         client_state: As of :func:`sessions_router`.
         run_config: As of :func:`sessions_router`.
         trusted_origins: As of :func:`sessions_router`.
+        max_body_bytes: As of :func:`sessions_router`.
 
     Raises:
         ConfigurationError: a runner is of another app, or as of
@@ -179,6 +181,7 @@ def adk_router(
             message = f"The runner of {name!r} is of the app {runner.app_name!r}."
             raise ConfigurationError(message)
     resources.runners, resources.stops_when_left = {**runners}, stop_when_left
+    resources.max_body_bytes = max_body_bytes
     return resources.router()
 
 

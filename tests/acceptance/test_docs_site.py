@@ -57,6 +57,11 @@ QUESTIONS = {
     "CORS": "guide/other-origin/",
     "JWT bearer token": "guide/other-origin/",
     "TypeScript client": "reference/http/",
+    "attachments": "guide/files/",
+    "multimodal": "guide/files/",
+    "send an image": "guide/files/",
+    "upload a file": "guide/files/",
+    "artifacts": "guide/files/",
 }
 """What somebody types who does not know these pages, and the page that answers it."""
 
