@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
 from importlib.resources import files
-from itertools import compress
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Query
@@ -27,12 +25,10 @@ from mongo_session_service.http.refusals import (
 )
 from mongo_session_service.http.session_routes import (
     AppName,
-    Keys,
     OutlineQuery,
     SessionQuery,
     SessionResources,
 )
-from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
@@ -148,6 +144,7 @@ class AllSessions(SessionResources):
     No single question to ``authorize`` covers them: it is asked about each session.
     """
 
+    asks_of_each = True
     shows_place = False
     """Whether lists name the database and its server."""
 
@@ -157,7 +154,6 @@ class AllSessions(SessionResources):
         router = super().router()
         router.add_api_route("/apps", self.list_apps)
         router.add_api_route("/apps/{app_name}/sessions", self.list_app)
-        router.add_api_route("/apps/{app_name}/turns", self.list_turns)
         router.add_api_route("/apps/{app_name}/changes", self.stream)
         router.add_api_route("/changes", self.stream)
         return router
@@ -193,20 +189,6 @@ class AllSessions(SessionResources):
             rows, token = await self.find_rows(request, scope, query)
             found = {"sessions": rows, "next_page_token": token}
             return self.listed(found | await self._place())
-
-    async def list_turns(self, request: Request, app_name: AppName) -> Response:
-        """Lists the sessions of an app whose turns run, are stopping or abandoned."""
-        scope = self._of_app(app_name)
-        async with self.answer_in_time():
-            found = await self.service.find_turns(
-                app_name=scope.app_name, user_id=scope.user_id
-            )
-        turns = {SessionKey(*turn[:3]): turn.status for turn in found}
-        rows = [
-            {**key._asdict(), "status": turns[key]}
-            for key in await self.permitted(request, [*turns])
-        ]
-        return self.listed({"turns": rows})
 
     def _of_app(self, app_name: str) -> Scope:
         if self.within.app_name not in {None, app_name}:
@@ -244,9 +226,3 @@ class AllSessions(SessionResources):
                 opening,
             )
             return ChangeStream([outlines], opening.pop_all(), permit, self.limits)
-
-    @override
-    async def permitted(self, request: Request, keys: Keys, /) -> Keys:
-        asked = (self.permission.permits(request, each, "read") for each in keys)
-        may = await asyncio.gather(*asked)
-        return list(compress(keys, may))

@@ -210,6 +210,7 @@ class Authorize(Protocol):
                 ``"answer"`` a call that waits, by a function response, or ``"stop"`` a
                 turn. To edit a message needs ``"run"`` and ``"fork"``, to answer
                 ``"run"`` and ``"answer"``, and to interrupt ``"run"`` and ``"stop"``.
+                What hides another version is asked for that one as well.
         """
 
 
@@ -245,31 +246,14 @@ class PermissionChecker:
     async def require(
         self, request: Request, key: SessionKey | Scope, action: Action
     ) -> None:
-        """Refuse a request that may not perform an action on a session or a user's."""
-        if not await self.allows(request, key, action):
-            raise Refusal(403, "not-allowed", "You may not do this.")
+        """Refuse a request that may not perform an action on a session or a user's.
 
-    async def permits(
-        self, request: Request, key: SessionKey | Scope, action: Action
-    ) -> bool:
-        """Ask the same, where a refusal that ``authorize`` raises counts as False."""
-        try:
-            return await self.allows(request, key, action)
-        except HTTPException as error:
-            if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise
-            return False
-
-    async def allows(
-        self, request: Request, key: SessionKey | Scope, action: Action
-    ) -> bool:
-        """Ask whether a request may perform an action on a session or a user's.
-
-        If ``authorize`` fails: its own HTTPException, or one with 500; 503 if too late.
+        If ``authorize`` fails: by its own HTTPException, or by 500; 503 if too late.
         """
+        refusal = Refusal(403, "not-allowed", "You may not do this.")
         pairs = zip(self._within, key, strict=True)
         if any(own not in {None, asked} for own, asked in pairs):
-            return False
+            raise refusal
         asking = self._ask(request, **key._asdict(), action=action)
         asked = asyncio.ensure_future(asking)
         asked.add_done_callback(ignore_failure)
@@ -283,7 +267,27 @@ class PermissionChecker:
         finally:
             asked.cancel()
         self._silence.end("authorize answers again.")
-        return asked.result()
+        if not asked.result():
+            raise refusal
+
+    async def permits(
+        self, request: Request, key: SessionKey | Scope, action: Action
+    ) -> bool:
+        """Ask the same; False for any refusal, also one that ``authorize`` raises."""
+        try:
+            await self.require(request, key, action)
+        except HTTPException as error:
+            if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            return False
+        return True
+
+    async def which(
+        self, request: Request, keys: Collection[SessionKey], action: Action
+    ) -> list[SessionKey]:
+        """Pick the sessions on which a request may perform an action; ask at once."""
+        asked = (self.permits(request, each, action) for each in keys)
+        return list(compress(keys, await asyncio.gather(*asked)))
 
     async def permitted_actions(
         self, request: Request, key: SessionKey, *needed: Action

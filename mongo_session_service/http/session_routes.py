@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import uuid
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -12,12 +13,10 @@ from collections.abc import (
     Collection,
     Iterable,
     Mapping,
-    Sequence,
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from importlib.resources import files
-from itertools import compress, product
 from typing import (
     Annotated,
     Any,
@@ -121,6 +120,9 @@ _NOT_OF_CLIENTS: Final = (
 """What the state keys begin with that no client sets unless it is allowed to."""
 
 _ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+")
+
+_VERSIONS: Final = ("session_id", "parent_id", "version_of")
+"""The sessions that a branch names."""
 
 OF_USER: Final = "/apps/{app_name}/users/{user_id}"
 _ONE: Final = "/sessions/{session_id}"
@@ -387,7 +389,6 @@ async def _scope(app_name: AppName, user_id: UserId) -> Scope:
     return Scope(check_id("app_name", app_name), check_id("user_id", user_id))
 
 
-Keys: TypeAlias = Sequence[SessionKey]
 Key: TypeAlias = Annotated[SessionKey, Depends(_key)]
 OfUser: TypeAlias = Annotated[Scope, Depends(_scope)]
 
@@ -481,6 +482,8 @@ class SessionResources:
     """The answers of the session routes."""
 
     max_body_bytes = 65_536
+    asks_of_each = False
+    """Whether lists ask for each session; else who may list a user's may list all."""
 
     def __init__(
         self,
@@ -661,26 +664,39 @@ class SessionResources:
         return json_response(summary_fields(page.sessions[0]), 201)
 
     async def list_branches(self, request: Request, key: Key) -> Response:
-        """Lists the versions of a conversation that may be read: a session's family."""
+        """Lists those versions of a conversation that may be read.
+
+        Any other that these are of has a random name.
+        """
         async with self.reading(Scope(*key[:2])):
             async with self.answer_in_time():
                 found = await self.service.find_branches(**key.id)
-            keys = [key._replace(session_id=each.session_id) for each in found]
-            asked = (self.permission.permits(request, it, "read") for it in keys)
-            may = await asyncio.gather(*asked)
-            rows = [*compress((each.model_dump() for each in found), may)]
-            known = {None, *(each["session_id"] for each in rows)}
-            for row, name in product(rows, ("parent_id", "version_of")):
-                row[name] = row[name] if row[name] in known else None
+            ids = {getattr(each, name) for each in found for name in _VERSIONS}
+            keys = [key._replace(session_id=it) for it in ids - {None}]
+            may = await self.permission.which(request, keys, "read")
+            known = {None} | {each.session_id for each in may}
+            names = {it: it if it in known else uuid.uuid4().hex for it in ids}
+            rows = [
+                each.model_dump() | {it: names[getattr(each, it)] for it in _VERSIONS}
+                for each in found
+                if each.session_id in known
+            ]
             return self.listed({"branches": rows})
 
     async def show_branch(self, request: Request, key: Key) -> Response:
-        """Has its family show a session, in each list and tab, instead of another."""
-        found = await self.service.find_branches(**key.id)
-        (shown,) = (each.session_id for each in found if each.is_shown)
-        await self.permission.require(request, key._replace(session_id=shown), "update")
+        """Has its family show a session, in each list and tab."""
+        await self._require_of_shown(request, key, "update")
         await self.service.show_branch(**key.id)
         return Response(None, 204, NO_STORE)
+
+    async def _require_of_shown(
+        self, request: Request, key: SessionKey, action: Action
+    ) -> None:
+        """Refuse to hide the version that is shown if the request may not do that."""
+        for each in await self.service.find_branches(**key.id):
+            if each.is_shown:
+                shown = key._replace(session_id=each.session_id)
+                await self.permission.require(request, shown, action)
 
     async def delete_session(self, key: Key) -> Response:
         """Deletes a session, if it is stored."""
@@ -710,6 +726,7 @@ class SessionResources:
         self.check_delta(asked.state_delta or {})
         if asked.instead_of is not None:
             await self.permission.require(request, key, "fork")
+            await self._require_of_shown(request, key, "fork")
         if any(each.function_response for each in parts):
             await self.permission.require(request, key, "answer")
         if asked.interrupt:
@@ -952,7 +969,10 @@ class SessionResources:
                 for each in page.sessions
                 if query.include_eval or not is_of_evaluation(each.id)
             }
-            for key in await self.permitted(request, [*found]):
+            keys = [*found]
+            if self.asks_of_each:
+                keys = await self.permission.which(request, keys, "read")
+            for key in keys:
                 is_full = len(rows) >= query.limit or size > self.limits.http_page_bytes
                 if is_full and query.session_id is None:
                     return rows, search.page_token_after(place, wanted)
@@ -966,10 +986,6 @@ class SessionResources:
             token, limit = page.next_page_token, MAX_PAGE
             if token is None:
                 return rows, None
-
-    async def permitted(self, _: Request, keys: Keys, /) -> Keys:
-        """Pick the sessions that may be in a list; who may list a user's may all."""
-        return keys
 
     def reading(self, scope: Scope) -> asyncio.Lock:
         """Held while a list is read: of a user's, one at a time is in memory."""

@@ -15,7 +15,7 @@ class ListPage {
     this.rows = new Rows($("sessions"), $("more"), (page) => this.load(page));
     this.rows.follow();
     this.groups = [];
-    this.turns = new Map(); // how the turns of sessions stand
+    this.turns = new Map(); // how turns stand, as far as the stream has brought it
     this.wanted = new Set();
     this.searched = 0;
     setInterval(() => [this.rows, ...this.groups].forEach((rows) => rows.age()), 5000);
@@ -37,7 +37,7 @@ class ListPage {
     const order = userId && !isSearch ? { order_by: "update_time" } : {}; // no index has it for an app
     const answer = await this.ask(pathOf({ app_name: this.app, user_id }, "sessions"), { families: "true", ...order, ...rest });
     if (!isSearch) this.isByActivity = order.order_by === "update_time";
-    for (const session of answer.sessions) session.turn = this.turns.get(nameOf(session));
+    for (const session of answer.sessions) session.turn = this.turns.get(nameOf(session)) ?? session.turn?.status;
     return answer;
   }
 
@@ -158,10 +158,7 @@ class ListPage {
   }
 
   async begin() {
-    const turns = this.turns = new Map();
-    const answer = JSON.parse(await ask(pathOf({ app_name: this.app }, "turns")));
-    // What the stream has brought meanwhile is newer.
-    for (const turn of answer.turns) if (!turns.has(nameOf(turn))) turns.set(nameOf(turn), turn.status);
+    this.turns = new Map();
     await this.rows.begin();
   }
 

@@ -65,7 +65,8 @@ export class Versions {
       return; // it is asked for again with the next connection
     }
     if (reading !== this.reading || this.isLeaving) return;
-    const { session_id: shown } = branches.find((branch) => branch.is_shown);
+    // The one that is shown may be one that this reader may not read.
+    const shown = branches.find((branch) => branch.is_shown)?.session_id ?? sessionId;
     const isNew = shown !== (this.shown ?? shown);
     this.shown = shown;
     if (isNew && shown !== sessionId) {

@@ -54,7 +54,6 @@ ends = st.sampled_from(["", "/events", "/changes", "/fork", "/", "/x"])
 paths = st.sampled_from(
     ["/", "/apps", "/changes", "/static/live.js", "/static/..%2Flive.py"]
     + ["/apps/app/sessions", "/apps/app/changes", "/apps/victim/sessions"]
-    + ["/apps/app/turns", "/apps/victim/turns"]
     + [f"{USER}/sessions", f"{USER}/changes", "/apps/app/users/victim/changes"]
 ) | st.builds(
     lambda app, user, id_, end: (

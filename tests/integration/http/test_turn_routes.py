@@ -10,7 +10,6 @@ import httpx
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
-from support.conversations import ask as edit
 from support.http_paths import CHANGES, SESSION, USER_CHANGES, app_of
 from support.http_server import Client, ServerEvent, serving
 from support.spoken_model import SpokenModel
@@ -182,28 +181,56 @@ async def test_an_edit_needs_the_permission_to_fork(
     assert len(await service.find_branches(**IDS)) == 1
 
 
-async def test_each_version_is_asked_for(
-    service: MongoSessionService, runner: Runner
+async def test_a_permission_to_one_version_reaches_no_other(
+    service: MongoSessionService, runner: Runner, model: SpokenModel
 ) -> None:
-    """Who may see one alone is told of no other, and hides none."""
-    _, first = await edit(service, "one")
-    edited, _ = await edit(service, "eins", instead_of=first)
+    """None that may not be read is named, and none hidden that may not be changed."""
+    ids: list[Any] = ["s"]
 
-    def may(*_: object, session_id: str | None = None, **__: object) -> bool:
-        return session_id == edited
+    def may(_: object, *, session_id: str, **__: object) -> bool:
+        return session_id not in closed
 
-    path = SESSION.removesuffix("s")
+    async def ask(session_id: str, **edit: Any) -> httpx.Response:
+        path = f"{SESSION.removesuffix('s')}{session_id}"
+        return await send(url, "POST", f"{path}/turns", {**QUESTION, **edit})
+
+    closed = set[str]()
     async with serving(app_of(service, runner=runner, authorize=may)) as url:
-        (row,) = (await send(url, "GET", f"{path}{edited}/branches")).json()["branches"]
-        await service.show_branch(**IDS)
-        refused = await send(url, "PUT", f"{path}{edited}/shown")
+        model.end_answer()
+        await ask_and_hear(url, model, SESSION, QUESTION)
+        session = await service.get_session(**IDS)
+        assert session is not None
+        first = session.events[0].invocation_id
+        for _ in range(2):
+            edited = await ask_and_hear(
+                url, model, SESSION, {**QUESTION, "insteadOf": first}
+            )
+            ids.append(edited["session_id"])
 
-    assert (row["session_id"], row["parent_id"], row["version_of"]) == (
-        *(edited, None),
-        None,
-    )
-    assert refused.status_code == 403
-    assert [it.is_shown for it in await service.find_branches(**IDS)] == [True, False]
+        stored = await service.find_branches(**IDS)
+        for hidden in ({"s"}, {ids[1]}, {ids[2]}, {"s", ids[1]}):
+            closed = hidden
+            own = next(it for it in ids if it not in closed)
+            path = f"{SESSION.removesuffix('s')}{own}"
+            answer = await send(url, "GET", f"{path}/branches")
+            listed = answer.json()["branches"]
+            assert [it["session_id"] for it in listed] == [
+                it for it in ids if it not in closed
+            ]
+            assert not any(f'"{it}"' in answer.text for it in closed)
+            groups = {(it["version_of"], it["revision"]) for it in listed}
+            assert len(groups) == len({it["session_id"] == "s" for it in listed})
+
+        closed = {ids[2]}  # which is shown
+        refused = [
+            await send(url, "PUT", f"{SESSION}/shown"),
+            await ask("s", insteadOf=first),
+        ]
+        assert [it.status_code for it in refused] == [403, 403]
+        assert await service.find_branches(**IDS) == stored
+        closed = {ids[1]}  # another hidden one
+        allowed = await send(url, "PUT", f"{SESSION}/shown")
+        assert allowed.status_code == 204
 
 
 ANSWER = {"functionResponse": {"id": "c1", "name": "f", "response": {"ok": True}}}
