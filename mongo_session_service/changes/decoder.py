@@ -227,15 +227,9 @@ def pipeline(storage: Storage, app_name: str | None = None) -> list[Document]:
     names = WatchedCollections.of_storage(storage)
     states = {"$in": [names.app_states, names.user_states]}
     writes: list[Document] = [
-        {
-            "ns.coll": names.events,
-            "operationType": {"$in": ["insert", _OF_REDACTIONS]},
-        },
+        {"ns.coll": names.events, "operationType": {"$in": ["insert", _OF_REDACTIONS]}},
         {"ns.coll": names.sessions, "operationType": {"$in": list(_OF_SESSIONS)}},
-        {
-            "ns.coll": states,
-            "operationType": {"$in": list(_WRITES)},
-        },
+        {"ns.coll": states, "operationType": {"$in": list(_WRITES)}},
     ]
     if app_name is not None:
         of_app: Document = {"documentKey._id.app_name": app_name}

@@ -29,6 +29,7 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions.deletion import ERASING_SERIAL
 from mongo_session_service.storage.failures import PAUSE_AFTER_LOSS, is_write_conflict
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.lease import Lease, renewed_at_condition
@@ -124,6 +125,10 @@ SavedWork = Callable[[Transaction], Coroutine[Any, Any, LogPlace | None]]
 """Work in a transaction; it may return the place to save in the same one."""
 
 
+class PlaceMovedError(HistoryLostError):
+    """An erasure has set the place: what follows it is to be read again."""
+
+
 class Checkpoint:
     """The checkpoint of a consumer's name, as one reader claims and saves it."""
 
@@ -146,7 +151,6 @@ class Checkpoint:
         self._epoch = 0
         self._serial = 0
         """The latest save's number: the server ignores an earlier save that is late."""
-        self._is_released = False
 
     async def claim(self) -> bool:
         """Acquire the lease if it is free, and enter its epoch into the checkpoint."""
@@ -195,7 +199,12 @@ class Checkpoint:
             await self.recover(HistoryLostError(message))
 
     async def recover(self, error: HistoryLostError) -> None:
-        """Raise, or start at the beginning or now, as ``on_history_lost`` wants it."""
+        """Raise, or start at the beginning or now, as ``on_history_lost`` wants it.
+
+        If an erasure has only moved the place, it is where to start.
+        """
+        if isinstance(error, PlaceMovedError):
+            return
         option = self._settings.on_history_lost
         if option == "raise":
             raise error
@@ -220,7 +229,7 @@ class Checkpoint:
 
     async def release(self) -> None:
         """Release the lease, so that the next reader has it at once."""
-        self._is_released = True
+        self.lease.is_lost = True
         with suppress(MongoSessionServiceError, TimeoutError):  # it expires by itself
             await self.lease.release()
             await self._client_sessions.end_all()
@@ -235,8 +244,8 @@ class Checkpoint:
         )
 
     def check_lease(self) -> None:
-        """Refuse to go on if the lease is known to be lost, or was released."""
-        if self.lease.is_lost or self._is_released:
+        """Refuse to go on if the lease was released, or is known to be lost."""
+        if self.lease.is_lost:
             seconds = self.storage.limits.lease_seconds
             raise LeaseLostError(
                 f"Another reader has taken over consumer {quoted(self._name)}, since"
@@ -254,11 +263,11 @@ class Checkpoint:
         if work is not None:
             place = await self._save_with_work(work, place)
         else:
-            self._serial += 1
-            saving = self._save_statement(place, self._serial, "$lte")
+            serial = self._serial = self._serial + 1
+            saving = self._save_statement(place, serial, "$lte")
             # None: a later one was saved, or it was lost
             if await self.storage.find_and_update(saving) is None:
-                await self._load_own(self.storage)
+                await self._check_own(self.storage, serial)
         self.place, self.saved_at, self._begun = place, time.monotonic(), 0
         return place
 
@@ -280,7 +289,7 @@ class Checkpoint:
         async def save(tx: Transaction, reached: LogPlace | None) -> None:
             saving = self._save_statement(reached or place, serial, "$lt")
             if await tx.write(saving) != [1]:
-                await self._load_own(tx)
+                await self._check_own(tx, serial)
                 self._lose_lease()  # to itself: the transaction was committed before
 
         reached = await run_interruptibly(
@@ -309,8 +318,11 @@ class Checkpoint:
         with suppress(MongoSessionServiceError):
             await self.storage.commit(Update("leases", mine, change))
 
-    async def _load_own(self, reader: Storage | Transaction) -> Document:
-        """Load the checkpoint, if this reader is its latest."""
+    async def _check_own(self, reader: Storage | Transaction, serial: int) -> None:
+        """Refuse to go on if another reader, or an erasure, has changed it since.
+
+        After an erasure the stored place is the one to go on from.
+        """
         found = await reader.find_one(Query("checkpoints", {"_id": self._name}))
         if found is None:
             raise HistoryLostError(
@@ -319,7 +331,10 @@ class Checkpoint:
             )
         if not self._own_filter.items() <= found.items():
             self._lose_lease()
-        return found
+        if found["serial"] >= serial + ERASING_SERIAL // 2:
+            self._serial, self._begun = found["serial"], 0
+            self.place = LogPlace(**found["position"])
+            raise PlaceMovedError
 
     def _lose_lease(self) -> None:
         self.lease.is_lost = True

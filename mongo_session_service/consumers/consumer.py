@@ -27,6 +27,7 @@ from mongo_session_service.consumers.checkpoint import (
     Checkpoint,
     ConsumerSettings,
     LogPlace,
+    PlaceMovedError,
     SavedWork,
     start_at_present,
 )
@@ -53,6 +54,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.validation import check_count, check_flag
 from mongo_session_service.model.wording import counted
 from mongo_session_service.storage.lease import LeaseRenewer
+from mongo_session_service.storage.statements import Delete
 from mongo_session_service.storage.tasks import (
     Pace,
     SharedTask,
@@ -476,9 +478,10 @@ class Consumer:
         try:
             place = await self._checkpoint.save(place, work)
         except HistoryLostError as error:
-            if self._settings.on_history_lost == "raise":
+            is_moved = isinstance(error, PlaceMovedError)
+            if self._settings.on_history_lost == "raise" and not is_moved:
                 raise
-            # The checkpoint was dropped: the next read replays or skips.
+            # It was dropped, or set anew by an erasure: the next read begins elsewhere.
             self._lost = error
             self._forget_delivered()
             return
@@ -662,7 +665,7 @@ class Consumer:
             await self._save_handled(store_letter)
         # After it is stored: an erasure that is over has not removed it.
         if await self._load_current(delivery, letter) is None:
-            removal = dead_letters.remove_letter_statement(letter)
+            removal = Delete("dead_letters", {"_id": letter.id})
             await self._checkpoint.storage.commit(removal)
             return
         run.dead_letters += 1

@@ -93,10 +93,6 @@ def store_letter_statement(letter: DeadLetter) -> Update:
     return Update("dead_letters", {"_id": letter.id}, kept, upsert=True)
 
 
-def remove_letter_statement(letter: DeadLetter) -> Delete:
-    return Delete("dead_letters", {"_id": letter.id})
-
-
 async def load_dead_letters(
     storage: Storage, consumer: str
 ) -> AsyncIterator[DeadLetter]:
@@ -127,7 +123,7 @@ async def replay_dead_letters(
     """
     handled = 0
     async for letter in load_dead_letters(storage, consumer):
-        removal = remove_letter_statement(letter)
+        removal = Delete("dead_letters", {"_id": letter.id})
         if letter.record is None:
             logger.warning(
                 "A dead letter of consumer %r is removed. %s is no longer stored.",

@@ -337,6 +337,12 @@ def placeholder_removal_statements(
 
 # --- Erasure ---
 
+ERASING_SERIAL: Final = 1 << 32
+"""By how much an erasure raises the number of a checkpoint's latest save.
+
+Its reader has not counted as far, and so its next save is refused.
+"""
+
 _AFTER_EVERY_EVENT: Final = SessionKey("\U0010ffff", "", "").event_id(0)
 """After every event, as MongoDB compares strings: by their bytes."""
 
@@ -414,13 +420,23 @@ async def _session_removals(
 async def _erase_from_checkpoints(storage: Storage, owner: Document) -> int:
     """Remove ids of an app, or of a user, from checkpoints; count those that had some.
 
-    No consumer receives anything twice, or misses anything that is not erased.
+    No consumer misses anything that is not erased. One that replays the log may have
+    read of it: its next save is refused, and it reads again from the place stored here,
+    but no longer as of a time before.
     """
+    late: Document = {
+        "$inc": {"serial": ERASING_SERIAL},
+        "$currentDate": {"position.reached": {"$type": "timestamp"}},
+        "$unset": {"begun": ""},
+    }
+    replaying = {"position.is_replaying": True}
+    await storage.commit(Update("checkpoints", replaying, late, many=True))
     within = {f"position.replayed.{name}": id_ for name, id_ in owner.items()}
     query = Query("checkpoints", within, fields=("position",))
     moved = 0
     while found := [*chain(*await storage.read(query))]:
-        change = {"$set": {"position.replayed": await _place_behind(storage, owner)}}
+        behind = {"position.replayed": await _place_behind(storage, owner)}
+        change = {"$set": behind, **late}
         for as_read in found:
             moved += sum(await storage.commit(Update("checkpoints", as_read, change)))
     return moved

@@ -77,10 +77,7 @@ _LOST: Final = (
 
 
 async def copy_session(
-    storage: Storage,
-    source: SessionKey,
-    target: SessionKey,
-    until: int | str | None,
+    storage: Storage, source: SessionKey, target: SessionKey, until: int | str | None
 ) -> None:
     """Store a session with another's events up to a point, and the state they give.
 

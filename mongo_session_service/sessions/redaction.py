@@ -108,9 +108,7 @@ class LoggedPart(NamedTuple):
 
 
 async def find_part(
-    storage: Storage,
-    key: SessionKey,
-    wanted: Sequence[str] | str,
+    storage: Storage, key: SessionKey, wanted: Sequence[str] | str
 ) -> LoggedPart:
     """Find the events that have some ids, or are of one invocation; refuse others."""
     head = await read_head(storage, key)
@@ -168,14 +166,11 @@ async def _find_parts(
             revisions = [it for it in part.revisions if it <= shared]
             if revisions and other.origin not in parts:
                 parts[other.origin] = LoggedPart(other, revisions)
-                in_family = (
-                    {}
-                    if other.origin in held
-                    else await _held_in_family(storage, other)
-                )
-                names += in_family.keys() - held.keys()
-                new = {it: min(shared, most) for it, most in in_family.items()}
-                held = new | held
+                if other.origin not in held:
+                    in_family = await _held_in_family(storage, other)
+                    names += in_family.keys() - held.keys()
+                    new = {it: min(shared, most) for it, most in in_family.items()}
+                    held = new | held
     return parts
 
 

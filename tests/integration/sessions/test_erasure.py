@@ -12,7 +12,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService
 from pymongo import MongoClient
-from support.consumers import take
+from support.consumers import run, take
 from support.failpoints import VICTIM
 from support.long_sessions import left_in, store_long_session
 from support.raw_search import traces_of
@@ -109,6 +109,88 @@ async def test_no_collection_names_an_erased_user(
     assert left_in(admin, database) == {"sessions": 1, "events": 3}
     state = await service.get_user_state(app_name=bobs_app, user_id=BOB)
     assert state == {"n": 2}
+
+
+@pytest.mark.parametrize("erased_id", [ALICE, APP])
+@pytest.mark.parametrize(("saved", "unsaved"), [(0, 1), (0, 5), (2, 3), (4, 1), (4, 6)])
+async def test_a_reader_of_an_erased_log_saves_its_id_no_more(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    saved: int,
+    unsaved: int,
+    erased_id: str,
+) -> None:
+    """Nor one that comes after it; both miss nothing else."""
+    await fill(service, "al", "a1", app_name="a")
+    await fill(service, ALICE, "a1", "a2")
+    await fill(service, BOB, "b1", app_name="b")
+    async with service.consumer("c") as consumer:
+        changes = await take(consumer, saved, commit=True)
+        await take(consumer, unsaved)
+        await erase(service, erased_id)
+        await consumer.commit()
+        assert traces(admin, database, erased_id) == []
+    async with service.consumer("c") as consumer:
+        while not told(changes)[2:]:
+            changes += await take(consumer, 1, commit=True)
+            assert traces(admin, database, erased_id) == []
+    for user, name in (("al", "a1"), (BOB, "b1")):
+        assert told(changes, user) == [("appended", name, n) for n in (1, 2, 3)]
+    assert "appended" not in {each[0] for each in told(changes[saved:], ALICE)}
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_reader_that_comes_to_an_erased_user_later_passes_over_it(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    *,
+    is_kept: bool,
+) -> None:
+    """It had begun before, whether it stays or dies."""
+    await fill(service, "al", "a1")
+    await fill(service, ALICE, "a1", "a2")
+    await fill(service, BOB, "b1")
+    consumer = service.consumer("c")
+    changes = await take(consumer, 2, commit=True)
+    if not is_kept:
+        await consumer.close()
+    await service.delete_user(app_name=APP, user_id=ALICE)
+    while not told(changes)[2:]:
+        changes += await take(consumer, 1, commit=True)
+        assert traces(admin, database) == []
+    await consumer.close()
+    assert traces(admin, database) == []
+
+
+@pytest.mark.parametrize("saved", [0, 4])
+async def test_a_handler_in_transactions_misses_nothing_by_an_erasure(
+    service: MongoSessionService, database: str, admin: MongoClient[Any], saved: int
+) -> None:
+    """What it does of an erased log, while it is erased, is not committed."""
+    await fill(service, ALICE, "a1", "a2")
+    await fill(service, BOB, "b1")
+    has_come, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(change: Change, txn: Any) -> None:
+        done = {"_id": f"{change.session_id} {change.revision}"}
+        if change.kind == "appended":
+            await txn.client[database].done.insert_one(done, session=txn)
+        has_come.set()
+        await may_go_on.wait()
+
+    async with service.consumer("c", app_name=APP) as consumer:
+        await take(consumer, saved, commit=True)
+        options = {"transactional": True, "until_caught_up": True}
+        running = asyncio.create_task(run(consumer, handle, **options))
+        await has_come.wait()
+        await service.delete_user(app_name=APP, user_id=ALICE)
+        may_go_on.set()
+        await running
+    done = [each["_id"] for each in admin[database].done.find({}, sort=[("_id", 1)])]
+    assert done == ["b1 1", "b1 2", "b1 3"]
+    assert traces(admin, database) == []
 
 
 async def test_no_checkpoint_of_the_stream_names_a_user(
