@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mongo_session_service.service import MongoSessionService
     from mongo_session_service.sessions.search import AppCount
 
+    Log = AsyncIterator[tuple[EventRecord, Event | None]]
+
 _PAGE: Final = 1000
 """Sessions read at once."""
 _APPS_NAMED: Final = 10
@@ -51,7 +53,6 @@ _TURN_STYLES: Final = {
 }
 _NAME: Final = 13
 """Columns of an author, so that texts begin in one of their own."""
-_THOUSAND: Final = 1000
 _LONG: Final = 500
 """Characters shown of a tool's arguments or answer, or of a value of state."""
 
@@ -278,19 +279,13 @@ async def storage(address: options.ServiceAddress, app: str | None) -> None:
 
 
 def _size_row(size: CollectionSize) -> dict[str, Text]:
+    from rich.filesize import decimal
+
     name, documents, *sizes = size
     columns = [each.replace("_", " ").upper() for each in size._fields]
-    shown = [styled(f"{documents:,}"), *(styled(size_text(int(it))) for it in sizes)]
-    return dict(zip(columns, [styled(name, "bold"), *shown], strict=True))
-
-
-def size_text(size: float) -> str:
-    """Write a number of bytes as people do: ``12.3 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < _THOUSAND:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= _THOUSAND
-    return f"{size:.1f} TB"
+    shown = [f"{documents:,}", *(decimal(it).replace("bytes", "B") for it in sizes)]
+    cells = [styled(name, "bold"), *map(styled, shown)]
+    return dict(zip(columns, cells, strict=True))
 
 
 @click.command()
@@ -332,11 +327,10 @@ async def show(
                 terminal.show_public_json(_event_fields(record, event))
             return
         terminal.show(*_details(summary))
-        left_out = after - summary.log_begins
-        if left_out and events:
+        if events and (left_out := after - summary.log_begins):
             click.echo(f"\n({counted(left_out, 'earlier event')})")
         invocation, sealed = None, 0
-        async for record, event in log:
+        async for record, event in _stops_last(log):
             before, invocation = invocation, event and event.invocation_id
             if before is None or invocation != before:
                 click.echo()
@@ -352,6 +346,22 @@ async def show(
     if sealed:
         found = counted(sealed, "event")
         terminal.warn(f"{found} sealed. Values of state are shown as stored.")
+
+
+async def _stops_last(log: Log) -> Log:
+    """Have a stop come after the words that it has cut off: it is stored before."""
+    from mongo_session_service.codec.waiting_calls import ABORTED
+
+    stops = []
+    async for record, event in log:
+        if event and event.error_code == ABORTED:
+            stops.append((record, event))
+            continue
+        while stops and not (event and event.interrupted):
+            yield stops.pop(0)
+        yield record, event
+    for each in stops:
+        yield each
 
 
 def _event_fields(stored: EventRecord, event: Event | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -291,3 +292,21 @@ async def test_an_event_that_cannot_be_read_hides_no_other(
     assert done.returncode == 0
     assert "(the installed release of ADK cannot read it)" in done.stdout
     assert "Is it warm?" in done.stdout
+
+
+async def test_a_stop_is_shown_after_the_words_that_it_stopped(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Only there: as JSON, events come in the order of the log."""
+    session = await service.create_session(**ADA, session_id="s")
+    stop = {"error_code": "INVOCATION_ABORTED", "error_message": "Stopped."}
+    for number, more in enumerate(
+        ({}, stop, stop, {"interrupted": True}, {"interrupted": True}, {}, stop)
+    ):
+        event = Event(author=f"a{number}", invocation_id="i", **more)
+        await service.append_event(session, event)
+    text = call("show", *ADA.values(), "s", *at).stdout
+    lines = call("show", *ADA.values(), "s", "--json", *at).stdout.splitlines()
+
+    assert re.findall(r"^r(\d)", text, re.MULTILINE) == [*"1452367"]
+    assert [json.loads(each)["revision"] for each in lines[1:]] == [*range(1, 8)]

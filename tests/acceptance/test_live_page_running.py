@@ -35,7 +35,8 @@ async def test_the_page_shows_an_answer_as_it_grows(
     """Also a page that comes late, until the stored event replaces the answer."""
     await page.goto(of(url))
     running = await ask_clock(service, LlmAgent(name="clock", model=model))
-    await expect(page.locator("#running-words")).to_contain_text("A turn is running")
+    words = page.locator("#running-words")
+    await expect(words).to_contain_text("A turn has been running since ")
     await expect(page.locator("#stop")).to_be_hidden()  # one may only read here
     model.say("Is it day?", thought=True)
     model.say("It is **la", "te")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from google.adk.tools.tool_confirmation import ToolConfirmation
@@ -120,6 +121,39 @@ async def test_a_stop_and_a_confirmation_are_no_errors(
     await expect(last.locator(".tag")).to_have_text("stopped by the user: too long")
     await expect(page.locator(".bad")).to_have_count(0)
     await expect(page.locator("#sums")).not_to_contain_text("error")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_stop_is_shown_after_the_words_that_it_stopped(
+    page: Page,
+    url: str,
+    service: MongoSessionService,
+    session: Session,
+    *,
+    is_open: bool,
+) -> None:
+    """As they arrive, and in a history: the log has it before them."""
+    stopped = {"error_code": "INVOCATION_ABORTED", "error_message": STOPPED}
+    events = [
+        event(0, "i1", types.Part(text="Well?")),
+        event(9, "i1", result("search", "c1", {"error": STOPPED}), **stopped),
+        event(9, "i1", [], **stopped),
+        event(7, "i1", types.Part(text="I"), interrupted=True),
+        event(8, "i1", types.Part(text="am"), interrupted=True),
+        event(12, "i2", types.Part(text="Go on.")),
+        event(14, "i2", [], **stopped),
+        event(13, "i2", types.Part(text="Gladly"), interrupted=True),
+        event(15, "i3", [], **stopped),
+    ]
+    if is_open:
+        await page.goto(of(url))
+        await expect(page.locator("#status")).to_have_text("Live")
+    for each in events:
+        await service.append_event(session, each)
+    if not is_open:
+        await page.goto(of(url))
+    numbers = [str(it) for it in (1, 4, 5, 2, 3, 6, 8, 7, 9)]
+    await expect(page.locator(".event .nth")).to_have_text(numbers)
 
 
 async def test_a_call_and_its_result_are_one_card(

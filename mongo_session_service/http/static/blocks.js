@@ -40,6 +40,12 @@ export class Blocks {
 
   first() { return this.blocks.get(this.place.firstElementChild)?.items[0]; }
 
+  /** The item after another one, if there is one. */
+  after(item) {
+    const { items, box } = item.block;
+    return items[items.indexOf(item) + 1] ?? this.blocks.get(box.nextElementSibling)?.items[0];
+  }
+
   /** Take an item in before another one, if there is one. */
   insert(item, before) {
     if (!before) return this.add([item]);

@@ -7,7 +7,7 @@ import { endOfPart, markdown } from "./markdown.js";
 import { hueOf } from "./timeline.js";
 import { inClock } from "./times.js";
 
-const STATES = { running: "A turn is running", stopping: "The turn is being stopped", stopped: "The turn was stopped", failed: "The turn failed", abandoned: "Last turn: cut off" };
+const STATES = { running: "A turn has been running", stopping: "The turn is being stopped", stopped: "The turn was stopped", failed: "The turn failed", abandoned: "Last turn: cut off" };
 
 /** One kind of text, answer or thought, that grows. Only its end is read again. */
 class GrowingText {

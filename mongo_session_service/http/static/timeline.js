@@ -7,7 +7,7 @@ import { highlight } from "./highlight.js";
 import { endOfPart, markdown } from "./markdown.js";
 import { METADATA } from "./state.js";
 import { inCalendar, inClock, lasted, timeOf } from "./times.js";
-import { hasFailed, isError, isStop, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
+import { hasFailed, isClosing, isError, isStop, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
 import { children, find, isTree, literal, matches, parse, pretty, sizeOf, sketch, words, wordsOf } from "./values.js";
 
 export function hueOf(author) {
@@ -237,10 +237,11 @@ export class Timeline {
     const item = this.make(change, raw, turn, isNew);
     item.calls = this.callsOf(change.event, item, false);
     if (turn.items.length) turn.time(item, turn.items.at(-1));
+    const closing = item.isCutOff ? turn.closing() : null;
     turn.items.push(item);
-    turn.first ??= item;
+    turn.first = turn.first === closing || !turn.first ? item : turn.first;
     this.events.push(item);
-    this.blocks.add([item]);
+    this.blocks.insert(item, closing);
     if (turn.matching) this.showHead(turn);
     if (!this.isFollowing) this.missed += 1;
     return item;
@@ -282,8 +283,9 @@ export class Timeline {
     const items = [];
     for (const [change, raw] of this.floating.splice(0)) {
       const item = change.event ? this.make(change, raw, turn, false) : this.unreadable(change, turn);
-      this.blocks.insert(item, turn.first ?? this.blocks.first());
-      turn.first = item;
+      const words = item.isClosing ? turn.cutOff() : null;
+      this.blocks.insert(item, words ? this.blocks.after(words) : turn.first ?? this.blocks.first());
+      if (!words) turn.first = item;
       if (!change.event) continue;
       item.calls = this.callsOf(change.event, item, true);
       const [next] = turn.items;
@@ -304,7 +306,7 @@ export class Timeline {
     const revision = Number(change.revision);
     const at = timeOf(change.time);
     const delta = change.state_delta ?? {};
-    const item = { raw, isNew, turn, revision, delta, at: { revision, seconds: at, get words() { return inCalendar(at); } }, since: null, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? "", event.output ?? "", ...spokenOf(event)], []).join("\n").toLowerCase() };
+    const item = { raw, isNew, turn, revision, delta, at: { revision, seconds: at, get words() { return inCalendar(at); } }, since: null, author: event.author, isClosing: isClosing(event), isCutOff: Boolean(event.interrupted), kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? "", event.output ?? "", ...spokenOf(event)], []).join("\n").toLowerCase() };
     turn.count(event);
     this.apply(item);
     return item;

@@ -20,8 +20,11 @@ export function tokensOf(event) {
 export const tokenWords = (tokens) =>
   Object.entries(tokens).map(([kind, count], place) => `${counted.format(count)}${place ? "" : " tokens"} ${kind}`).join(" · ");
 
+/** Whether an event closes what a turn has left open. */
+export const isClosing = (event) => event.errorCode === "INVOCATION_ABORTED";
+
 /** Whether an event ends what a user has stopped, in ADK's own words. */
-export const isStop = (event) => event.errorCode === "INVOCATION_ABORTED" && event.errorMessage === "Invocation was aborted by client.";
+export const isStop = (event) => isClosing(event) && event.errorMessage === "Invocation was aborted by client.";
 
 export const isError = (event) => Boolean(event.errorCode || event.errorMessage) && !isStop(event);
 
@@ -83,6 +86,18 @@ export class Turn {
     this.first = null; // event or note
     this.matching = 0;
     this.isShut = false;
+  }
+
+  /** The event that the next words which were cut off are shown before: it closes the turn, and is stored first. */
+  closing() {
+    const others = this.items.findLastIndex((item) => !item.isClosing && !item.isCutOff);
+    return this.items.slice(others + 1).find((item) => item.isClosing) ?? null;
+  }
+
+  /** The words, of those at the beginning, that are shown before what closes the turn. */
+  cutOff() {
+    const others = this.items.findIndex((item) => !item.isClosing && !item.isCutOff);
+    return this.items.slice(0, others < 0 ? undefined : others).findLast((item) => item.isCutOff) ?? null;
   }
 
   /** The heading, which folds the events; it is made when it is first seen. */
