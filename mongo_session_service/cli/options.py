@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mongo_session_service.transfer import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Result = TypeVar("Result")
 
 ANSWER_LIMIT: Final = 5.0
 """Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
@@ -372,17 +371,13 @@ def with_address(
     @click.pass_context
     @functools.wraps(body)
     def command(context: click.Context, /, **options: Any) -> Any:
+        import asyncio
+
         if context.invoked_subcommand is None:
-            return run_until_done(body(ServiceAddress.named(), **options))
+            return asyncio.run(body(ServiceAddress.named(), **options))
         return None
 
     return command
-
-
-def run_until_done(body: Coroutine[Any, Any, Result]) -> Result:
-    import asyncio
-
-    return asyncio.run(body)
 
 
 @contextmanager

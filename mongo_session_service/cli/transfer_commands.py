@@ -25,7 +25,6 @@ from mongo_session_service.cli.options import (
     dry_run,
     option,
     parse_function,
-    run_until_done,
     selection,
     selection_options,
     uri_argument,
@@ -353,10 +352,12 @@ def export_(path: str, **options: Any) -> bool:
     Example:
       mongo-session-service export mongodb://localhost/adk --to sessions.jsonl.gz
     """
+    import asyncio
+
     if shared_options().json and path == "-":
         raise click.UsageError("--json needs --to: without, the export is the output.")
     with _interruptible(_HARMLESS):
-        return run_until_done(_export(ServiceAddress.named(), path, options))
+        return asyncio.run(_export(ServiceAddress.named(), path, options))
 
 
 async def _export(address: ServiceAddress, path: str, options: dict[str, Any]) -> bool:
@@ -413,12 +414,14 @@ def _add(
     @as_json
     @address_options
     def command(**options: Any) -> bool:
+        import asyncio
+
         if "factory" in options and not options["apps"]:
             message = "Name the apps with --app: a session service does not list them."
             raise click.UsageError(message)
         with _interruptible(advice):
             address = ServiceAddress.named()
-            return run_until_done(run(address, kind, options))
+            return asyncio.run(run(address, kind, options))
 
 
 def _source_of(

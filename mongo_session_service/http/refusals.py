@@ -20,7 +20,7 @@ from contextvars import copy_context
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import unquote
 
@@ -512,12 +512,25 @@ def add_error_handlers(app: FastAPI) -> None:
     413 for ``DocumentTooLargeError``, 422 for ``InvalidInputError`` and for requests
     that FastAPI finds invalid; 503 with ``Retry-After`` while MongoDB is unavailable;
     500, and a line in the log, for other errors of the service. Each ``HTTPException``
-    keeps its status and headers. A warning has the cause of an outage, once.
+    keeps its status and headers. A warning has the cause of an outage, once. The
+    application's OpenAPI document has problem details for what FastAPI finds invalid.
     """
     outage = Episode(logging.WARNING)
+    written = app.openapi
 
     async def refuse(_: Request, error: Exception) -> Response:
         return problem_of_error(error, outage)
 
+    def openapi() -> dict[str, Any]:
+        document = written()
+        for operation in chain(*map(dict.values, document["paths"].values())):
+            answers = operation["responses"]
+            if REF.format("HTTPValidationError") in str(answers.get("422")):
+                answers["422"] = refusals(422)[422]
+                schemas = document["components"]["schemas"]
+                schemas.setdefault("Problem", ProblemDetails.model_json_schema())
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
     for each in _ANSWERED:
         app.add_exception_handler(each, refuse)
