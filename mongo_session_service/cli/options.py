@@ -371,9 +371,9 @@ def with_address(
     @click.pass_context
     @functools.wraps(body)
     def command(context: click.Context, /, **options: Any) -> Any:
-        import asyncio
-
         if context.invoked_subcommand is None:
+            import asyncio
+
             return asyncio.run(body(ServiceAddress.named(), **options))
         return None
 
