@@ -315,20 +315,6 @@ class Database:
         return self.driver.known_primary(self.client)
 
     @asynccontextmanager
-    async def write_session(self) -> AsyncIterator[Any]:
-        """Open a client session whose write is recorded as the service's latest.
-
-        None where there are no transactions.
-        """
-        if not self.has_transactions:
-            yield None
-            return
-        primary = self.known_primary()
-        async with self.client_session() as session:
-            yield session
-            self.latest.advance(session.operation_time, primary)
-
-    @asynccontextmanager
     async def read_session(self) -> AsyncIterator[Any]:
         """Open a client session; if the caller is cancelled, end its cursors."""
         async with self.client_session() as session:
@@ -352,7 +338,8 @@ async def kill_client_sessions(client: Any, ids: list[Document]) -> None:
     Their owner needs no privilege for this; the reply to another user is the same, and
     nothing ends. It is given up soon.
     """
-    with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
+    # RuntimeError: Python opens no connection any more as the process ends.
+    with suppress(PyMongoError, TimeoutError, RuntimeError), pymongo.timeout(None):
         async with asyncio.timeout(ABORT_SECONDS):
             admin = client["admin"]
             await admin.command("killSessions", ids, read_preference=_PRIMARY)

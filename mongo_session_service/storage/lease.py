@@ -59,7 +59,7 @@ from mongo_session_service.storage.tasks import (
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.storage.transactions import Transaction
+from mongo_session_service.storage.transactions import writing_in_time
 
 logger = logging.getLogger(__name__)
 
@@ -109,12 +109,8 @@ class Lease:
         """Whether the holder before has not released it."""
         self.client_sessions: list[Document] = []
         """Their ids."""
-        self._loop = running_loop()
-
-    @property
-    def is_abandoned(self) -> bool:
-        """True if its event loop was closed while it was held."""
-        return self._loop.is_closed()
+        self.loop = running_loop()
+        """The claimant's event loop: it is abandoned if that is closed."""
 
     async def acquire(
         self,
@@ -287,8 +283,7 @@ class Lease:
         """Update the lease and return it; None if its document does not match."""
         update = Update(self.collection, where, change)
         fields = tuple(filter(None, [self.path.rstrip(".")]))
-        async with database.write_session() as session:
-            tx = Transaction(database, session)
+        async with writing_in_time(database) as tx:
             found = await tx.find_and_update(
                 update, fields=fields, time_limit=time_limit
             )
@@ -386,7 +381,7 @@ class LeaseRenewer:
         A server that does not answer keeps it for a few seconds at most.
         """
         with self._lock:
-            is_needed = any(not each.is_abandoned for each in self._held.values())
+            is_needed = any(not each.loop.is_closed() for each in self._held.values())
             if is_needed or self._stopping is None:
                 return
             self._stopping.set()
@@ -441,7 +436,7 @@ class LeaseRenewer:
         with self._lock:
             held = list(self._held.values())
         for each in held:
-            if each.is_abandoned:
+            if each.loop.is_closed():
                 self.stop_renewing(each)
         now = time.monotonic()
         return [

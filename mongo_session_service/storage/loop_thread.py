@@ -32,10 +32,14 @@ class _LoopThread(threading.Thread):
     def run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             runner.get_loop().run_forever()
+            # The process ends: nobody can do anything about what fails now.
+            self.loop.set_exception_handler(lambda *_: None)
 
 
 _threads: Final[dict[int, _LoopThread]] = {}
 """By process, since a thread stays in the parent of one that is forked."""
+_ended: Final[set[asyncio.AbstractEventLoop]] = set()
+"""Those of threads that have ended with the process, or are about to."""
 
 
 def thread_loop() -> asyncio.AbstractEventLoop:
@@ -59,9 +63,11 @@ def is_thread_loop(loop: asyncio.AbstractEventLoop) -> bool:
 @atexit.register
 def _end_thread() -> None:
     """Close the loop as ``asyncio.run()`` does, and with it its clients."""
-    if (thread := _threads.pop(os.getpid(), None)) is not None:
+    if (thread := _threads.get(os.getpid())) is not None:
+        _ended.add(thread.loop)
         thread.loop.call_soon_threadsafe(thread.loop.stop)
         thread.join(_END_SECONDS)
+        del _threads[os.getpid()]
 
 
 async def in_loop_thread(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -69,7 +75,10 @@ async def in_loop_thread(work: Callable[[], Coroutine[Any, Any, Result]]) -> Res
 
     A cancellation cancels what runs there, and waits for its end.
     """
-    here, there = asyncio.get_running_loop(), thread_loop()
+    here = asyncio.get_running_loop()
+    if _ended and threading.current_thread().daemon and not is_thread_loop(here):
+        await here.create_future()  # it ends with the process, without a word
+    there = thread_loop()
     if here is there:
         return await work()
     ended, context = here.create_future(), copy_context()
@@ -82,8 +91,9 @@ async def in_loop_thread(work: Callable[[], Coroutine[Any, Any, Result]]) -> Res
 
     def end(task: asyncio.Task[Result]) -> None:
         ignore_failure(task)
-        with suppress(RuntimeError):  # the caller's loop is closed
-            here.call_soon_threadsafe(ended.set_result, None)
+        if there not in _ended:  # then only threads wait that end without a word
+            with suppress(RuntimeError):  # the caller's loop is closed
+                here.call_soon_threadsafe(ended.set_result, None)
 
     def cancel() -> None:
         there.call_soon(task.cancel)  # behind its first step: what is to close begins

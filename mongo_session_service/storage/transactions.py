@@ -134,9 +134,13 @@ async def writing_in_time(
 ) -> AsyncIterator[Transaction]:
     """Write outside of transactions, for so long; by default ``write_timeout``."""
     seconds = database.write_timeout if time_limit is None else max(time_limit, 0.0)
+    primary = database.known_primary()
+    opening = database.client_session() if database.has_transactions else nullcontext()
     try:
-        async with asyncio.timeout(seconds), database.write_session() as session:
+        async with asyncio.timeout(seconds), opening as session:
             yield Transaction(database, session)
+            if session is not None:
+                database.latest.advance(session.operation_time, primary)
     except TimeoutError:
         raise NetworkTimeout from None
 

@@ -19,6 +19,7 @@ from google.adk.runners import Runner
 from google.genai import types
 from pymongo import MongoClient
 from support.failpoints import connections, open_transactions, victim_uri
+from support.patience import PATIENCE
 from support.scripted_model import ScriptedModel
 from support.subscriptions import until
 
@@ -251,16 +252,31 @@ for _ in range(3):
 """
 
 
+DAEMONS = """
+def call_for_ever():
+    while True:
+        append()
+        appended.set()
+
+appended = threading.Event()
+reached = service.wait_for(**ids, revision=10**6)
+for target, args in (call_for_ever, ()), (asyncio.run, [reached]):
+    threading.Thread(target=target, args=args, daemon=True).start()
+appended.wait()
+"""
+
+
+@pytest.mark.parametrize("more", ["", DAEMONS], ids=["at rest", "in daemon threads"])
 def test_a_process_ends_without_a_word(
-    mongodb_uri: str, database: str, admin: MongoClient
+    mongodb_uri: str, database: str, admin: MongoClient, more: str
 ) -> None:
     """Nobody has to close a service: its client is closed at the end."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, mongodb_uri, database],
+        [sys.executable, "-W", "error", "-c", PROGRAM + more, mongodb_uri, database],
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.stderr == ""
-    assert admin[database].events.count_documents({}) == 3
+    assert admin[database].events.count_documents({}) >= 3 + bool(more)
