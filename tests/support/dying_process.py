@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -82,17 +83,24 @@ async def _stop(pipe: Connection) -> None:
 
 
 def handle_until_killed(
-    uri: str, database: str, poison: int, options: dict[str, Any]
+    uri: str,
+    database: str,
+    poison: int,
+    options: dict[str, Any],
+    pipe: Connection | None,
 ) -> None:
-    """Note each event in ``begun``, and die as if of memory at one of them."""
+    """Note each event in ``begun``; die at one of them, or say so and wait for it."""
 
     def handle(change: Change, txn: Any = None) -> None:
         del txn
         if change.kind == "appended":
             with MongoClient[Any](uri) as client:
                 client[database].begun.insert_one({"revision": change.revision})
+            if change.revision == poison and pipe is not None:
+                pipe.send("begun")
+                threading.Event().wait()
             if change.revision == poison:
-                os._exit(137)
+                os._exit(137)  # as if of memory
 
     async def consume() -> None:
         async with (

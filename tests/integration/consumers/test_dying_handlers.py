@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from multiprocessing.connection import wait
+
 import pytest
 from pymongo import MongoClient
 from support.consumers import append, create
 from support.dying_process import handle_until_killed
 from support.forks import FORKS
+from support.patience import PATIENCE
 
 from mongo_session_service import MongoSessionService
 
@@ -16,7 +20,13 @@ POISON = 3
 
 @pytest.mark.xdist_group("heavy")
 @pytest.mark.parametrize(
-    "options", [{}, {"transactional": True}, {"concurrency": 4}], ids=str
+    ("options", "code"),
+    [
+        ({}, -signal.SIGKILL),
+        ({"transactional": True}, 137),
+        ({"concurrency": 4}, 137),
+    ],
+    ids=str,
 )
 async def test_what_kills_its_process_becomes_a_dead_letter(
     service: MongoSessionService,
@@ -24,20 +34,24 @@ async def test_what_kills_its_process_becomes_a_dead_letter(
     database: str,
     admin: MongoClient,
     options: dict[str, object],
+    code: int,
 ) -> None:
     """After so many beginnings; what comes behind it is handled, and once."""
     await append(service, await create(service), 5)
     codes = []
+    begins, sending = FORKS.Pipe(duplex=False)
     while not codes or codes[-1]:
-        process = FORKS.Process(
-            target=handle_until_killed, args=(mongodb_uri, database, POISON, options)
-        )
+        args = [mongodb_uri, database, POISON, options, sending if code < 0 else None]
+        process = FORKS.Process(target=handle_until_killed, args=args)
         process.start()
-        process.join(60)
+        if begins in wait([begins, process.sentinel], PATIENCE):
+            begins.recv()
+            process.kill()
+        process.join(PATIENCE)
         codes.append(process.exitcode)
         assert len(codes) <= 4
 
-    assert codes == [137] * (len(codes) - 1) + [0]
+    assert codes == [code] * (len(codes) - 1) + [0]
     begun = [each["revision"] for each in admin[database].begun.find()]
     assert begun.count(POISON) in {2, 3}  # of the first nobody knows which it was
     assert {1, 2, 4, 5} <= {*begun}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime as dt
+import math
 import os
 import signal
 import threading
@@ -12,9 +15,11 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event
+from pymongo import MongoClient
 from support.consumers import take
 from support.conversations import runner_of, start
 from support.one_session import IDS, authors, read
+from support.patience import PATIENCE
 from support.spoken_model import SpokenModel
 from support.waiters import in_line
 
@@ -25,6 +30,7 @@ from mongo_session_service import (
 )
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.storage import database, lease
+from mongo_session_service.storage.clients import DEFAULT_DATABASE
 from mongo_session_service.testing import Limits
 
 LIMITS = Limits(
@@ -34,37 +40,52 @@ LIMITS = Limits(
     consumer_poll_seconds=0.05,
 )
 AWAY = LIMITS.lease_seconds + 0.2
+BREAK = 0.5
 
 
 @pytest.fixture
 def replica_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedReplicaSet]:
     """MongoDB, of which an outage is noticed that lasts as long as these leases."""
-    monkeypatch.setattr(database, "_BREAK", 0.5)
+    monkeypatch.setattr(database, "_BREAK", BREAK)
     with EmbeddedReplicaSet() as replica_set:
         yield replica_set
 
 
-async def freeze(replica_set: EmbeddedReplicaSet) -> None:
+async def freeze(replica_set: EmbeddedReplicaSet, seconds: float = AWAY) -> None:
     """Have MongoDB not answer for longer than a lease."""
     (pid,) = replica_set.pids
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(AWAY)
+        await asyncio.sleep(seconds)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def expire_all(replica_set: EmbeddedReplicaSet) -> None:
+    """Make all leases look as if MongoDB had been away for longer."""
+    long_ago = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    with MongoClient[Any](replica_set.uri) as client:
+        for name, path in ("sessions", "turn."), ("leases", ""):
+            setting = {"$set": {f"{path}renewed_at": long_ago}}
+            client[DEFAULT_DATABASE][name].update_many({}, setting)
 
 
 async def test_a_living_process_keeps_its_turns_and_consumers(
     replica_set: EmbeddedReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if all who want them ask before it has renewed them."""
-    may_renew, seen = threading.Event(), set[str]()
+    # Its leases are set back, so that it has ten seconds to renew them afterwards.
+    limits = dataclasses.replace(LIMITS, lease_seconds=20.0)
+    has_asked, may_renew, has_renewed = (threading.Event() for _ in range(3))
     renew, load_expired = lease._renew_due, lease.Lease._load_expired  # noqa: SLF001
+    seen = set[str]()
 
     def renew_when_others_have_looked(*arguments: Any) -> None:
-        may_renew.wait(60)
+        has_asked.set()
+        may_renew.wait(PATIENCE)
         renew(*arguments)
+        has_renewed.set()
 
     async def look(self: lease.Lease, storage: Any) -> Any:
         found = await load_expired(self, storage)
@@ -76,8 +97,8 @@ async def test_a_living_process_keeps_its_turns_and_consumers(
 
     monkeypatch.setattr(lease.Lease, "_load_expired", look)
     async with (
-        MongoSessionService(replica_set.uri, _limits=LIMITS) as holder,
-        MongoSessionService(replica_set.uri, _limits=LIMITS) as other,
+        MongoSessionService(replica_set.uri, _limits=limits) as holder,
+        MongoSessionService(replica_set.uri, _limits=limits) as other,
     ):
         await holder.create_session(**IDS)
         model = SpokenModel()
@@ -97,8 +118,12 @@ async def test_a_living_process_keeps_its_turns_and_consumers(
             for each in (holder, other)
         ]
         monkeypatch.setattr(lease, "_renew_due", renew_when_others_have_looked)
-        await freeze(replica_set)
-        await asyncio.to_thread(may_renew.wait)
+        await asyncio.to_thread(has_asked.wait, PATIENCE)
+        for each in (holder, other):  # as if it had answered them for long
+            (await each._backends.storage()).contact._begun_at = -math.inf  # noqa: SLF001
+        await freeze(replica_set, BREAK + 0.2)
+        expire_all(replica_set)
+        await asyncio.to_thread(has_renewed.wait, PATIENCE)
         model.say("fine")
         model.end_answer()
         (answer,) = await running.result()
