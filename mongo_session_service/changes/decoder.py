@@ -232,10 +232,8 @@ def pipeline(storage: Storage, app_name: str | None = None) -> list[Document]:
         {"ns.coll": states, "operationType": {"$in": list(_WRITES)}},
     ]
     if app_name is not None:
-        of_app: Document = {"documentKey._id.app_name": app_name}
-        of_states: Document = {"$or": [of_app, {"documentKey._id": app_name}]}
-        parts = (of_app, of_app, of_states)
-        writes = [each | part for each, part in zip(writes, parts, strict=True)]
+        named = [{"documentKey._id.app_name": app_name}, {"documentKey._id": app_name}]
+        writes = [{**each, "$or": named} for each in writes]
     drops = {"operationType": {"$in": list(_DROPS)}}
     return [{"$match": {"$or": [*writes, drops]}}]
 

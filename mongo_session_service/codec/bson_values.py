@@ -97,10 +97,6 @@ def escape_key(key: str) -> str:
     return _SURROGATE.sub(lambda match: f"%u{ord(match[0]):04X}", key) or "%"
 
 
-def escape_keys(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {escape_key(key): value for key, value in state.items()} if state else {}
-
-
 def unescape_key(name: str) -> str:
     """The inverse of :func:`escape_key`."""
     if "%" not in name:
@@ -224,7 +220,7 @@ def _is_same_scalar(one: Any, other: Any) -> bool:
 
 def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
     """Encode one scope's state, or a delta to it, as fields of its document."""
-    return escape_keys(encode_values(state))
+    return {escape_key(key): encode_value(value) for key, value in state.items()}
 
 
 def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

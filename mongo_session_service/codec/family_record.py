@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator
-from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, Field, SkipValidation, ValidationError
 
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.record import Origin, SessionRecord
@@ -36,7 +37,7 @@ class Member(NamedTuple):
 
     id: str
     created: float
-    parent: int | None = None
+    parent: SkipValidation[int | None] = None
     before: str | None = None
     revision: int = 0
     repeats: bool = False
@@ -51,45 +52,41 @@ class Member(NamedTuple):
         return {name: it for name, it in fields if it is not None and it is not False}
 
 
+class _Whole(BaseModel, strict=True):
+    """What a family has that no other tool has damaged, by the names of its fields."""
+
+    key: FamilyKey = Field(alias="_id")
+    create_time: float
+    shown: str
+    title: str | None = None
+    labels: list[dict[str, str]] | None = None
+    members: list[Member] = Field(min_length=1)
+
+
 class FamilyRecord:
     """A stored family; frozen."""
 
     __slots__ = ("document", "key", "members", "shown")
 
     def __init__(self, document: Document) -> None:
+        """Take a document apart; one that another tool has damaged is refused."""
+        try:
+            whole = _Whole.model_validate(document)
+        except ValidationError:  # it quotes what is stored
+            raise UnreadableError("A family of versions") from None
         self.document = document
-        self.key = FamilyKey(**document["_id"])
-        self.shown: str = document["shown"]
-        self.members = [Member(**each) for each in document["members"]]
+        self.key, self.shown, self.members = whole.key, whole.shown, whole.members
         for place, each in enumerate(self.members):
             # Made of an earlier one, or of none: there is no circle, whoever wrote it.
             is_made = type(each.parent) is int and 0 <= each.parent < place
             self.members[place] = each if is_made else each._replace(parent=None)
 
     @classmethod
-    def read(cls, document: Document) -> FamilyRecord:
-        """Take a document apart; one that another tool has damaged is refused."""
-        try:
-            record = cls(document)
-            texts = [*record.key, record.shown]
-            for known in filter(None, map(document.get, CONVERSATION)):
-                several = isinstance(known, list)
-                texts += chain(*map(dict.values, known)) if several else [known]
-            ids, times, _, _, revisions, *_ = zip(*record.members, strict=True)
-            kinds = {type(document["create_time"]), *map(type, times + revisions)}
-            is_whole = {*map(type, (*texts, *ids))} == {str} and kinds <= {int, float}
-        except (AttributeError, LookupError, TypeError, ValueError):
-            is_whole = False
-        if not is_whole:
-            raise UnreadableError("A family of versions")
-        return record
-
-    @classmethod
     def of_json(cls, fields: Document) -> FamilyRecord:
         """Of a line of an export: the document, with the fields of its ``_id``."""
         id_ = {name: fields.get(name) for name in FamilyKey._fields}
         known = {name: fields[name] for name in _FIELDS if name in fields}
-        return cls.read({"_id": id_, **known})
+        return cls({"_id": id_, **known})
 
     def to_json(self) -> Document:
         fields = self.document

@@ -61,18 +61,13 @@ def encode_turn(turn: TurnInfo) -> Document:
 
 def cut_text(event: Event) -> Iterator[Event]:
     """Cut a partial event into ones that can be stored, and together are the same."""
-    parts = (event.content and event.content.parts) or []
-    if (
-        event.content is None
-        or len(parts) != 1
-        or len(parts[0].text or "") <= _MAX_PARTIAL_CHARACTERS
-    ):
+    content, most = event.content, _MAX_PARTIAL_CHARACTERS
+    parts = (content and content.parts) or []
+    text = (len(parts) == 1 and parts[0].text) or ""
+    if content is None or len(text) <= most:
         yield event
         return
-    (part,), text = parts, parts[0].text or ""
-    for begin in range(0, len(text), _MAX_PARTIAL_CHARACTERS):
-        piece: Any = part.model_copy(
-            update={"text": text[begin : begin + _MAX_PARTIAL_CHARACTERS]}
-        )
-        content = event.content.model_copy(update={"parts": [piece]})
-        yield event.model_copy(update={"content": content})
+    for begin in range(0, len(text), most):
+        piece = parts[0].model_copy(update={"text": text[begin : begin + most]})
+        part = content.model_copy(update={"parts": [piece]})
+        yield event.model_copy(update={"content": part})

@@ -69,7 +69,7 @@ async def find_branches(storage: Storage, key: SessionKey) -> list[Branch]:
         )
         records = [it for it in SessionRecord.read_all(stored) if it.is_visible(now)]
         there |= {it.origin: it for it in records}
-        family = next(map(FamilyRecord.read, families), None)
+        family = next(map(FamilyRecord, families), None)
     if family is None or all(it.origin != one.origin for it in family.left):
         family = FamilyRecord.begin(FamilyKey(*key[:2], ""), one)
     shown = family.shown_of(there)
@@ -99,7 +99,7 @@ async def show_branch(storage: Storage, key: SessionKey) -> None:
         hidden = {"_id": of.id, "members.id": id_, "shown": {"$ne": id_}}
         flip = Update("families", hidden, {"$set": {"shown": id_}})
         if stored := await tx.find_and_update(flip, before=True):
-            before = FamilyRecord.read(stored)
+            before = FamilyRecord(stored)
             family = before.changed(before.members, id_)
             both = await _find_members(family, (id_, before.shown), tx)
             await _announce(storage, family, both, tx)
@@ -204,7 +204,7 @@ async def leave_families(
             gone.setdefault(key, set()).add(each.origin)
     for key, origins in gone.items():
         found = await tx.find(Query("families", {"_id": key.id}))
-        for before in readable(FamilyRecord.read, found):
+        for before in readable(FamilyRecord, found):
             await _take_out(storage, before, origins, tx)
 
 

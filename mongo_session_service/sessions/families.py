@@ -19,7 +19,7 @@ async def find_family(
     key: FamilyKey | None, where: Storage | Transaction
 ) -> FamilyRecord | None:
     found = key and await where.find_one(Query("families", {"_id": key.id}))
-    return FamilyRecord.read(found) if found else None
+    return FamilyRecord(found) if found else None
 
 
 async def join_one(
@@ -45,7 +45,7 @@ async def join(
     for some in cut_by_id_size(keys):
         where = {"_id": {"$in": [each.id for each in some]}, **(having or {})}
         (found,) = await storage.read(Query("families", where), as_of=as_of)
-        families |= {each.key: each for each in readable(FamilyRecord.read, found)}
+        families |= {each.key: each for each in readable(FamilyRecord, found)}
     known = {None, *families}
     left = [it for it in sessions if having is None or it.family_key in known]
     pairs = ((each, families.get(each.family_key)) for each in left)

@@ -408,7 +408,7 @@ async def _read_chunk(
         for each in joined
         if not (search.is_shown and each.is_hidden)
     }
-    read = readable(FamilyRecord.read, chain(*others))
+    read = readable(FamilyRecord, chain(*others))
     if by_key := {it.key.session_key(it.shown): it for it in read}:
         ids = {"_id": {"$in": [key.id for key in by_key]}}
         where = search.filter | queries.visible_filter(now) | ids

@@ -120,9 +120,8 @@ class EncodedSession:
         }
         if self.header.written is not None:
             document[EVENT_TIME] = self.header.update_time
-        has_room = (
-            self.size < MAX_DOCUMENT_BYTES
-        )  # else it may be full to the last byte
+        # Else it may be full to the last byte.
+        has_room = self.size < MAX_DOCUMENT_BYTES
         return document | {COPIED_BY: "import"} if has_room else document
 
     def as_new_session(self) -> NewSession:

@@ -448,7 +448,7 @@ def _key(document: Document) -> SessionKey | Problem:
 
 def _family(document: Document) -> FamilyRecord | Problem:
     try:
-        return FamilyRecord.read(document)
+        return FamilyRecord(document)
     except UnreadableError:
         return Problem(f"family document {document['_id']!r}", ALTERED)
 

@@ -16,7 +16,7 @@ KEY = FamilyKey("app", "ada", "f")
 
 
 def family(*members: Member, shown: str = "0") -> FamilyRecord:
-    return FamilyRecord.read(
+    return FamilyRecord(
         {
             "_id": KEY.id,
             "create_time": 0.0,
@@ -82,7 +82,7 @@ def test_a_forged_parent_makes_no_circle(parent: Any) -> None:
     """A member that names itself, or a later one, was made of none."""
     document = family(member(0), member(1, 0), member(2, 1)).document
     document["members"][1]["parent"] = parent
-    forged = FamilyRecord.read(document)
+    forged = FamilyRecord(document)
     versions = [*forged.versions({each.origin for each in forged.members})]
     assert [each.parent for each, _ in versions] == [None, None, 1]
     assert ("0", 0.0) not in forged.shared_with(("2", 2.0))
@@ -105,7 +105,7 @@ def test_a_forged_parent_makes_no_circle(parent: Any) -> None:
 def test_a_damaged_family_has_an_error_of_ours(damage: dict[str, Any]) -> None:
     """No error of Python reaches a caller."""
     with pytest.raises(UnreadableError):
-        FamilyRecord.read({**family(member(0)).document, **damage})
+        FamilyRecord({**family(member(0)).document, **damage})
 
 
 def test_what_two_have_in_common() -> None:
