@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -38,7 +39,7 @@ def large(tmp_path: Path) -> Path:
     with sqlite3.connect(path) as file:
         file.execute("DELETE FROM sessions")
         row = file.execute("SELECT * FROM events LIMIT 1").fetchone()
-        own = f'"{row[0]}"'
+        event = json.loads(row[-1])
         file.execute("DELETE FROM events")
         for number in range(SESSIONS):
             key = ("app", "user", f"s{number}")
@@ -47,8 +48,9 @@ def large(tmp_path: Path) -> Path:
             file.executemany(
                 "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
-                    (f"{n}", *key, "inv", float(n), row[-1].replace(own, f'"{n}"'))
+                    (f"{n}", *key, "inv", float(n), json.dumps(event | own))
                     for n in range(EVENTS)
+                    for own in [{"id": f"{n}", "timestamp": float(n)}]
                 ),
             )
     file.close()
