@@ -153,7 +153,11 @@ def traced(method: _Method[_Arguments, _Result]) -> _Method[_Arguments, _Result]
         service: Any = args[0]
         named = _app_and_session(args, kwargs)
         with Operation(name, service.database_name, *named):
-            return await method(*args, **kwargs)
+            result = await method(*args, **kwargs)
+            # Which may have given the session its id.
+            if isinstance(result, Session) and name == "create_session":
+                trace.get_current_span().set_attribute(_SESSION, result.id)
+            return result
 
     return operating
 
@@ -185,13 +189,12 @@ class Operation:
         self._labels = {_SYSTEM: "mongodb", DATABASE: database, _OPERATION: name}
         self._token: Token[context.Context] | None = None
         self._started = perf_counter()
-        attributes = dict(self._labels)
-        if isinstance(app_name, str):
-            attributes[_APP] = app_name
-        if isinstance(session_id, str):
-            attributes[_SESSION] = session_id
+        named = {_APP: app_name, _SESSION: session_id}
+        known = {key: it for key, it in named.items() if isinstance(it, str)}
         self._span = _tracer.start_span(
-            f"{name} {database}", kind=trace.SpanKind.CLIENT, attributes=attributes
+            f"{name} {database}",
+            kind=trace.SpanKind.CLIENT,
+            attributes=self._labels | known,
         )
 
     def __enter__(self) -> Self:

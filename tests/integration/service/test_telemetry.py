@@ -81,6 +81,23 @@ async def test_each_call_is_a_span_below_its_callers(
     assert "mongo_session_service.app_name" not in (spans[-1].attributes or {})
 
 
+async def test_a_new_session_is_named_by_the_span_of_its_call(
+    service: MongoSessionService, recorded: Recording, database: str
+) -> None:
+    """Also if the service gives it its id; that of a fork has the session's forked."""
+    before = len(recorded.spans(database))
+    new = await service.create_session(app_name=APP, user_id="user")
+    blank = await service.create_session(app_name=APP, user_id="user", session_id=" ")
+    await service.append_event(new, Event(author="user"))
+    await service.fork_session(app_name=APP, user_id="user", session_id=new.id)
+    with pytest.raises(AlreadyExistsError):
+        await service.create_session(app_name=APP, user_id="user", session_id=new.id)
+
+    spans = recorded.spans(database)[before:]
+    named = [(each.attributes or {}).get("gen_ai.conversation.id") for each in spans]
+    assert named == [new.id, blank.id, *[new.id] * 3]
+
+
 async def test_a_failure_names_its_error(
     service: MongoSessionService, database: str, recorded: Recording
 ) -> None:
