@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 Document = dict[str, Any]
 
 SHARD_KEY = {"_id.app_name": 1, "_id.user_id": 1}
-SHARDED = ("sessions", "events", "user_states", "partials")
+SHARDED = ("sessions", "events", "user_states", "partials", "families")
 """What `docs/operations/sharding.md` has an administrator shard, and by what."""
 
 
@@ -49,6 +49,7 @@ class Access(NamedTuple):
 BROADCASTS = {
     "aggregate sessions by _id.app_name": "an app's sessions are listed or searched",
     "aggregate user_states by _id.app_name": "with the state of their users",
+    "aggregate families by _id.app_name": "by the titles and labels of versions",
     "find sessions by _id.app_name": "an app is erased",
     "delete sessions by _id.app_name": "an app is erased",
     "aggregate events by _id.app_name": "an app is erased",
