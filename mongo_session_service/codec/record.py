@@ -404,12 +404,8 @@ class SessionRecord:
     @property
     def held(self) -> dict[Origin, float]:
         """The same, with one event more of whose next one it repeats."""
-        return {
-            origin: shared + ("repeats" in each)
-            for (origin, shared), each in zip(
-                self.origins.items(), self.forked_from, strict=False
-            )
-        }
+        pairs = zip(self.origins.items(), self.forked_from, strict=False)
+        return {origin: held + ("repeats" in each) for (origin, held), each in pairs}
 
     # Its state.
 

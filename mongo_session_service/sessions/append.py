@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -35,7 +36,12 @@ from mongo_session_service.codec.documents import (
     is_same_event,
 )
 from mongo_session_service.codec.event_record import EventRecord
-from mongo_session_service.codec.record import EVENT_TIME, STATE_PATH, SessionRecord
+from mongo_session_service.codec.record import (
+    EVENT_TIME,
+    STATE_PATH,
+    SessionRecord,
+    fields_update,
+)
 from mongo_session_service.errors import (
     quoted,
     session_exists_error,
@@ -394,6 +400,7 @@ def session_updates(
     an append, if it changes that, by its session and revision.
     """
     updates: dict[SessionKey, Update] = {}
+    noted: dict[SessionKey, Document] = defaultdict(dict)
     for each in planned:
         append, expected = each.write, each.expected
         if not isinstance(append, Append):
@@ -421,24 +428,13 @@ def session_updates(
             # No clock that was set back shortens a life.
             change["$max"] = {"expire_time": each.now + expected.ttl}
         if append.title is not NOT_GIVEN:
-            _set_or_remove(change, {"title": append.title})
-        if after := waiting.get((append.key, revision)):
-            _set_or_remove(change, after)
+            noted[append.key]["title"] = append.title
+        noted[append.key] |= waiting.get((append.key, revision), {})
+    for key, fields in noted.items():
+        change = updates[key].change  # type: ignore[assignment]
+        for operator, changes in fields_update(fields).items():
+            change.setdefault(operator, {}).update(changes)
     return list(updates.values())
-
-
-def _set_or_remove(change: Document, fields: Document) -> None:
-    """Add fields to a change, which sets them, or removes those that are None."""
-    changes, removed = change["$set"], change.pop("$unset", {})
-    for name, value in fields.items():
-        if value is None:
-            changes.pop(name, None)
-            removed[name] = ""
-        else:
-            removed.pop(name, None)
-            changes[name] = value
-    if removed:
-        change["$unset"] = removed
 
 
 def shared_state_updates(writes: Iterable[Append | NewSession]) -> list[Update]:

@@ -116,12 +116,8 @@ def batch_statements(
         events.append(
             documents.event_document(write, revision, encoded=is_real, waiting=after)
         )
-    statements: list[Statement] = []
-    if created:
-        statements.append(
-            Insert("sessions", [*map(documents.session_document, created)])
-        )
-    updates = initial_updates(created) if created else []
+    new = [*map(documents.session_document, created)]
+    updates = initial_updates(created)
     if appends:
         updates += session_updates(storage, planned, waiting)
     # Shared state ends as the last append has it, which is what subscribers who see the
@@ -129,12 +125,10 @@ def batch_statements(
     # late is free soon.
     shared = shared_state_updates([*created, *appends])
     if is_real:
-        updates, shared = (
-            [*map(fastest_update, updates)],
-            [*map(fastest_update, shared)],
-        )
+        updates, shared = ([*map(fastest_update, it)] for it in (updates, shared))
+    sessions = [Insert("sessions", new)] if new else []
     inserts = [Insert("events", events)] if events else []
-    return [*statements, *updates, *inserts, *shared]
+    return [*sessions, *updates, *inserts, *shared]
 
 
 def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:

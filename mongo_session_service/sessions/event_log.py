@@ -137,7 +137,7 @@ async def read_user_log(
     """
     key: SessionKey | None = None
     created: float | None = None
-    log = Query("events", queries.events_of_user(app_name, user_id), order=1)
+    log = Query("events", queries.all_sessions(app_name, user_id), order=1)
     async for page in storage.scan(log):
         if not page.documents:
             return

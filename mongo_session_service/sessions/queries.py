@@ -149,10 +149,6 @@ def events_after(key: SessionKey, after: int, until: int | None = None) -> Docum
     return {"_id": {"$gt": key.event_id(after), "$lte": upper}}
 
 
-def events_of_user(app_name: str, user_id: str) -> Document:
-    return _id_prefix_range(user_state_id(app_name, user_id), "session_id")
-
-
 def app_documents_filter(app_name: str | None, after: Document | None) -> Document:
     """The filter for documents of an app, or of all, after an ``_id``."""
     if app_name is None:

@@ -490,15 +490,13 @@ class SqlSource(BaseSource):
                 yield header
             elif selection.takes(header.key, header.update_time):
                 wanted[header.key] = header
-        current: SessionKey | None = None
         if wanted:
             async with aclosing(
                 _stream_rows(connection, self._events_query([*wanted]))
             ) as rows:
                 async for owner, event in _events_in_order(rows):
-                    if owner != current:
+                    if owner in wanted:  # this is its first event
                         yield wanted.pop(owner)
-                        current = owner
                     yield event
         await connection.rollback()
         for left in wanted.values():

@@ -138,7 +138,7 @@ def stages_of(plan: Any) -> set[str]:
         ("user_states", queries.all_user_states("my_app", "user-1"), 1),
         ("events", queries.all_events(KEY._replace(session_id="s1")), 2),
         ("events", queries.events_after(KEY._replace(session_id="s1"), 1, 9), 1),
-        ("events", queries.events_of_user("my_app", "user-1"), 4),
+        ("events", queries.all_sessions("my_app", "user-1"), 4),
         ("events", queries.event_by_id(KEY._replace(session_id="s1"), "e1"), 1),
     ],
 )
