@@ -160,9 +160,8 @@ def encode_new_session(
     else:
         flat = hooks.state_to_store(flat, Owner.of_session(key))
     delta = _scopes(bson_values.encode_values(flat))
-    size = sum(
-        map(document_size.check_initial_state, (delta.app, delta.user, delta.session))
-    )
+    parts = delta.app, delta.user, delta.session
+    size = sum(map(document_size.check_initial_state, parts))
     return NewSession(key, create_time, delta, size, details)
 
 

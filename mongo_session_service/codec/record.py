@@ -537,9 +537,8 @@ class RecordUpdate(NamedTuple):
     def family_update(self) -> Document:
         """And of its family, which has the conversation's details; mostly none."""
         common = () if self.before.family is None else CONVERSATION
-        return fields_update(
-            {it: self.fields[it] for it in common if it in self.fields}
-        )
+        fields = {it: self.fields[it] for it in common if it in self.fields}
+        return fields_update(fields)
 
     @property
     def after(self) -> SessionRecord:

@@ -246,11 +246,10 @@ async def select_events(
 
 
 async def _find_undone(storage: Storage, log: LogAtRevision) -> list[tuple[int, int]]:
+    outlines = read_outlines(storage, log, {_REWIND: {"$exists": 1}})
     rewinds = [
         (revision, target)
-        async for revision, event in read_outlines(
-            storage, log, {_REWIND: {"$exists": 1}}
-        )
+        async for revision, event in outlines
         if (target := event.actions.rewind_before_invocation_id)
     ]
     targets = {invocation_id for _, invocation_id in rewinds}

@@ -143,18 +143,13 @@ class Search:
             return []
         beyond = "$lt" if self.newest_first else "$gt"
         time, user_id, id_ = after
-        of_user = {"_id.user_id": user_id, name: {beyond: id_}}
-        # The first bounds the index scan, the second orders sessions of the same time.
-        return [
-            {self.order_by: {f"{beyond}e": time}},
-            {
-                "$or": [
-                    {self.order_by: {beyond: time}},
-                    {"_id.user_id": {beyond: user_id}},
-                    of_user,
-                ]
-            },
+        later: list[Document] = [
+            {self.order_by: {beyond: time}},
+            {"_id.user_id": {beyond: user_id}},
+            {"_id.user_id": user_id, name: {beyond: id_}},
         ]
+        # The first bounds the index scan, the second orders sessions of the same time.
+        return [{self.order_by: {f"{beyond}e": time}}, {"$or": later}]
 
 
 def new_search(
@@ -466,22 +461,18 @@ async def count_by_app(storage: Storage, user_id: str | None) -> list[AppCount]:
     """
     whose: Document = {}
     if user_id is not None:  # with the apps' names, an index leads to the sessions
-        whose = {
-            "_id.app_name": {"$in": await list_apps(storage)},
-            "_id.user_id": user_id,
-        }
+        apps = await list_apps(storage)
+        whose = {"_id.app_name": {"$in": apps}, "_id.user_id": user_id}
     over: list[Document] = [
         {"$match": whose | queries.expired_filter(storage.clock.now()) | _CREATED},
         {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
     ]
     states = [{"$match": {"_id.user_id": user_id}}, {"$project": {"_id": _USER}}]
-    with_state = {
-        "$unionWith": {"coll": f"{storage.prefix}user_states", "pipeline": states}
-    }
+    with_state = {"coll": f"{storage.prefix}user_states", "pipeline": states}
     stages: list[Document] = [
         {"$group": {"_id": _USER, "sessions": {"$sum": _IS_SESSION}}},
         {"$unionWith": {"coll": f"{storage.prefix}sessions", "pipeline": over}},
-        *([with_state] if whose else []),
+        *([{"$unionWith": with_state}] if whose else []),
         {"$group": {"_id": "$_id", "sessions": {"$sum": "$sessions"}}},
         {"$match": {"sessions": {"$gte": 0 if whose else 1}}},
         {"$group": {"_id": "$_id.app", **_TOTALS}},

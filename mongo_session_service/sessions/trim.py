@@ -237,9 +237,8 @@ async def remove_trimmed(
     done = Update("sessions", own, {"$unset": {TRIMMING: ""}})
     log, removed = queries.events_after(key, 0, cut), 0
     with suppress(RefusedError):  # it was deleted meanwhile
-        async for count in storage.remove(
-            "events", log, Update("sessions", session, {})
-        ):
+        fence = Update("sessions", session, {})
+        async for count in storage.remove("events", log, fence):
             removed += count
         # By itself: others append, and the steps write nothing that they do.
         await storage.commit(done)

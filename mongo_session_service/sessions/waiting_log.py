@@ -158,9 +158,8 @@ async def _read_steps(
     """Read the steps of a log, and where the invocations begin that are rewound."""
     steps: _Steps = []
     firsts: dict[str, int] = {}
-    async for revision, event in event_log.read_outlines(
-        storage, log, _STEPS, as_of=as_of
-    ):
+    outlines = event_log.read_outlines(storage, log, _STEPS, as_of=as_of)
+    async for revision, event in outlines:
         step = waiting_step(event)
         firsts.setdefault(step.invocation_id, revision)
         if step.has_effect:

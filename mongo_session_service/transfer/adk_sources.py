@@ -491,9 +491,8 @@ class SqlSource(BaseSource):
             elif selection.takes(header.key, header.update_time):
                 wanted[header.key] = header
         if wanted:
-            async with aclosing(
-                _stream_rows(connection, self._events_query([*wanted]))
-            ) as rows:
+            query = self._events_query([*wanted])
+            async with aclosing(_stream_rows(connection, query)) as rows:
                 async for owner, event in _events_in_order(rows):
                     if owner in wanted:  # this is its first event
                         yield wanted.pop(owner)

@@ -317,9 +317,8 @@ class BatchEncoder:
         if current is None:
             return  # its session was refused, or has expired
         append = None
-        with self._reporting_problems(
-            f"event {event.id!r} of {session_text(current.key)}"
-        ):
+        where = f"event {event.id!r} of {session_text(current.key)}"
+        with self._reporting_problems(where):
             id_ = check_id("The event's id", event.id)
             if id_ in self._ids:
                 message = "the session already has an event with this id"

@@ -402,12 +402,9 @@ class StoreTarget:
     async def plan_states(self, states: Sequence[EncodedState]) -> list[StatePlan]:
         """Compare shared states with those that are stored."""
         ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
-        found = await self._storage.read(
-            *(
-                Query(collection, {"_id": {"$in": ids}})
-                for collection in ("app_states", "user_states", "imports")
-            )
-        )
+        wanted = {"_id": {"$in": ids}}
+        names = ("app_states", "user_states", "imports")
+        found = await self._storage.read(*(Query(it, wanted) for it in names))
         stored = {repr(it["_id"]): it for documents in found for it in documents}
         return [
             compare_state(

@@ -348,9 +348,8 @@ class JsonLinesSource(BaseSource):
         return self._plain.tell() / max(status.st_size, 1)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        async with aclosing(
-            iterate_in_threads(_items_of_lines(self._numbered_lines()))
-        ) as items:
+        read = _items_of_lines(self._numbered_lines())
+        async with aclosing(iterate_in_threads(read)) as items:
             is_wanted = False
             async for item in items:
                 if isinstance(item, SharedState):

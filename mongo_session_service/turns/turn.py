@@ -340,9 +340,8 @@ class Turn:
             reads = backend.reads
             stored = await reads.read_session(self.key, config, after_revision)
         else:  # nobody needs its state here
-            stored = StoredSession(
-                SessionRecord(self.key, self.unborn.document), {}, []
-            )
+            record = SessionRecord(self.key, self.unborn.document)
+            stored = StoredSession(record, {}, [])
         known = self.fence
         if stored is None or (known and known.create_time != stored.marker.create_time):
             raise session_not_found_error(self.key.session_id)
@@ -398,10 +397,8 @@ class Turn:
         """Have those fail who interrupt and have come before; return its token."""
         storage, token = self._storage, self._lease.token
         where = self._stored_filter()
-        marking = storage.commit(
-            Update("sessions", where, {"$set": {INTERRUPTER: token}})
-        )
-        if await self._lease.write_past_dead_holder(marking) == [0]:
+        marking = Update("sessions", where, {"$set": {INTERRUPTER: token}})
+        if await self._lease.write_past_dead_holder(storage.commit(marking)) == [0]:
             raise await missing_session_error(storage, self.key)
         return token
 
