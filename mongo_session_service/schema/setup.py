@@ -7,13 +7,21 @@ import logging
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from mongo_session_service.errors import ConfigurationError, SchemaVersionError
+from mongo_session_service.codec.former_families import former_families
+from mongo_session_service.codec.record import FAMILY, STATES
+from mongo_session_service.errors import (
+    ConfigurationError,
+    NotAuthorizedError,
+    SchemaVersionError,
+)
+from mongo_session_service.model.metadata import CONVERSATION
 from mongo_session_service.model.records import Document
 from mongo_session_service.schema.indexes import INDEXES, Index
 from mongo_session_service.storage import server
 from mongo_session_service.storage.kernel import Storage
 from mongo_session_service.storage.server import NotCreatedError
 from mongo_session_service.storage.statements import DuplicateError, Query, Update
+from mongo_session_service.storage.transactions import Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +57,10 @@ class SetupResult(NamedTuple):
 async def check(storage: Storage) -> None:
     """Refuse a server or collections that cannot be used, and newer data."""
     await server.check_deployment(storage)
-    version, _ = await asyncio.gather(recorded_version(storage), existing(storage))
+    version, there = await asyncio.gather(recorded_version(storage), existing(storage))
     refuse_newer(version)
+    with suppress(NotAuthorizedError):  # who only reads sees each version by itself
+        await _store_former_families(storage, there)
 
 
 async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
@@ -73,11 +83,33 @@ async def set_up(storage: Storage, *, builds: bool = True) -> SetupResult:
         missing_indexes(storage),
     )
     refuse_newer(version)
+    await _store_former_families(storage, there)
     missing = {*NEEDED} - there
     result = await _create_missing(storage, missing, indexes, builds=builds)
     if version is None:
         await _record_version(storage)
     return result
+
+
+async def _store_former_families(storage: Storage, there: set[str]) -> None:
+    """Give each family a document, unless these have a collection already."""
+    former = {"branch.family": {"$type": "string"}, FAMILY: None}
+
+    async def store(tx: Transaction) -> None:
+        found = await tx.find(Query("sessions", former, without=STATES))
+        for family, versions in former_families(found):
+            own = dict.fromkeys(("branch", *CONVERSATION), "")
+            joined = {"$set": {FAMILY: family.key.family}, "$unset": own}
+            sessions = (
+                Update("sessions", {"_id": it.key.id}, joined) for it in versions
+            )
+            whole = Update(
+                "families", {"_id": family.key.id}, family.document, upsert=True
+            )
+            await tx.write(*sessions, whole)
+
+    if "sessions" in there and "families" not in there:
+        await storage.run(store)
 
 
 async def existing(storage: Storage) -> set[str]:

@@ -33,6 +33,38 @@ async def test_data_of_every_version_is_read(
     assert session.state == {"a.b": 2**70, "topic": "x", **shared}
 
 
+@pytest.mark.parametrize("reads_only", [False, True])
+async def test_families_without_documents_are_read(
+    mongodb_uri: str, database: str, admin: MongoClient, *, reads_only: bool
+) -> None:
+    """A conversation has its versions, the one that is shown, and its title."""
+    layout = json_util.loads((LAYOUTS / "versions.json").read_text())
+    for collection, documents in layout.items():
+        admin[database][collection].insert_many(documents)
+    ids = {"app_name": "weather", "user_id": "ada"}
+    service = MongoSessionService(mongodb_uri, database=database)
+    if not reads_only:
+        await service.setup()
+
+    found = await service.find_branches(**ids, session_id="due")
+    (listed,) = (await service.find_sessions(**ids, families=True)).sessions
+    await service.show_branch(**ids, session_id="due")
+    (flipped,) = (await service.find_sessions(**ids, title="Trip")).sessions
+    await service.close()
+
+    assert [(it.session_id, it.before_invocation_id, it.is_shown) for it in found] == [
+        ("root", None, False),
+        ("uno", "i-one", True),
+        ("due", "i-deux", False),
+    ]
+    assert [(it.revision, it.version_of) for it in found[1:]] == [
+        (0, "root"),
+        (2, "root"),
+    ]
+    assert (listed.id, listed.title, listed.labels) == ("uno", "Trip", {"a": "b"})
+    assert (listed.branches, flipped.id) == (3, "due")
+
+
 async def test_newer_data_is_refused(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:

@@ -52,13 +52,13 @@ async def test_layout(
     db = admin[database]
 
     (session,) = db.sessions.find()
-    assert session.pop("create_time") > 1.7e9
+    assert session.pop("update_time") >= session.pop("create_time") > 1.7e9
     assert session == {
         "_id": {"app_name": "my_app", "user_id": "user-1", "session_id": "s"},
         "state": {"topic": "x", "a%2Eb": 1, "n": 0},
         "initial_state": {"topic": "x", "a%2Eb": 1},
         "revision": 1,
-        "update_time": 1.7e9,
+        "event_time": 1.7e9,
     }
     (event,) = db.events.find()
     assert event["_id"] == {**session["_id"], "revision": 1}
