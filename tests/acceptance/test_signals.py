@@ -38,7 +38,7 @@ async def test_an_export_leaves_no_part_of_its_file(
     paused = {"blockConnection": True, "blockTimeMS": 60_000}
 
     with (
-        failing(admin, "aggregate", skip=3, **paused) as wait_until_paused,
+        failing(admin, "aggregate", skip=4, **paused) as wait_until_paused,
         start("export", *target) as process,
     ):
         wait_until_paused()

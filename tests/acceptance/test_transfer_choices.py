@@ -17,7 +17,7 @@ async def test_a_conflict_fails_or_is_skipped(
     store = await sqlite(place)
     command = [*store.command, mongodb_uri, "--database", database]
     call("import", *command)
-    changed = {"$set": {"event.author": "changed"}}
+    changed = {"$set": {"event.invocation_id": "changed"}}
     admin[database].events.update_one({"_id": {**IDS, "revision": 6}}, changed)
     conflict = (
         "session 's1' of user 'ada' in app 'weather': event 6 ('s1-2-agent') differs"

@@ -58,7 +58,7 @@ FOREIGN = [
     "$elemMatch",
     "$jsonSchema",
     "$nor",
-] + ["$out", "$rename", "$push", "$pull", "$currentDate", "$mod"]
+] + ["$out", "$rename", "$push", "$pull", "$bit", "$mod"]
 """Operators that the service itself has no use for."""
 
 OPERATORS = [*FOREIGN, "$ne", "$set", "$or", "$expr", "$exists", "$gt"]

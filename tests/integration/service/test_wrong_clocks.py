@@ -154,7 +154,7 @@ async def test_idle_sessions_are_judged_by_the_servers_clock(
         session = await wrong.create_session(**where)
         event = Event(author="x", timestamp=now - age)
         await wrong.append_event(session, event)
-        old = {"create_time": now - 1000}
+        old = {"create_time": now - 1000, "update_time": now - age}
         admin[database].sessions.update_one({"_id": where}, {"$set": old})
 
     assert await wrong.prune(idle_for=TTL) == Pruned(sessions=1, events=1)
