@@ -100,13 +100,10 @@ async def _store_former_families(storage: Storage, there: set[str]) -> None:
         for family, versions in former_families(found):
             own = dict.fromkeys(("branch", *CONVERSATION), "")
             joined = {"$set": {FAMILY: family.key.family}, "$unset": own}
-            sessions = (
-                Update("sessions", {"_id": it.key.id}, joined) for it in versions
-            )
-            whole = Update(
-                "families", {"_id": family.key.id}, family.document, upsert=True
-            )
-            await tx.write(*sessions, whole)
+            place = {"_id": family.key.id}
+            await tx.write(Update("families", place, family.document, upsert=True))
+            for each in versions:
+                await tx.write(Update("sessions", {"_id": each.key.id}, joined))
 
     if "sessions" in there and "families" not in there:
         await storage.run(store)

@@ -70,6 +70,10 @@ def boot_time() -> float:
     return time.monotonic()
 
 
+_LATE: Final = 1.0
+"""Seconds by which a reply may be late."""
+
+
 class ServerClock:
     """The time on MongoDB's server; this machine's, until the server has answered.
 
@@ -86,7 +90,10 @@ class ServerClock:
     def set_by(self, hello: Mapping[str, Any]) -> None:
         """Set the clock by a reply to ``hello`` that came just now."""
         there = hello["localTime"].replace(tzinfo=UTC).timestamp()
-        self._ahead = there - boot_time()
+        ahead = there - boot_time()
+        # A reply that comes late only seems earlier: the time does not go back for it.
+        if self._ahead is None or not 0 < self._ahead - ahead < _LATE:
+            self._ahead = ahead
 
     def now(self) -> float:
         """Return the server's time in seconds since 1970, apart from drift."""
