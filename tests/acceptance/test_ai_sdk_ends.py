@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
-from google.adk.models import LlmRequest, LlmResponse
 from support.adk_tools import with_database
 from support.http_server import serving
-from support.spoken_model import SpokenModel
+from support.spoken_model import BreakingModel, SpokenModel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("ai_sdk", "ai_sdk_stream", "scripted_model")
 OWNER = {"app_name": "ai_sdk", "user_id": "ada"}
-
-
-class Breaking(SpokenModel):
-    """A model that fails in place of ending its answer."""
-
-    async def generate_content_async(
-        self,
-        llm_request: LlmRequest,
-        stream: bool = False,  # noqa: FBT001, FBT002  ADK's signature
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Yield the pieces, and raise."""
-        async for each in super().generate_content_async(llm_request, stream):
-            if not each.partial:
-                raise ConnectionError("s3cret")
-            yield each
 
 
 @pytest.fixture
@@ -68,7 +52,7 @@ async def test_the_last_chunk_is_how_the_turn_has_ended(
     example: ModuleType, how: str, end: dict[str, str]
 ) -> None:
     """For who has asked, and for a page that has resumed the answer."""
-    model = Breaking() if how == "failed" else SpokenModel()
+    model = BreakingModel() if how == "failed" else SpokenModel()
     example.agent.model = model
     body = {"id": "s", "messages": [{"parts": [{"type": "text", "text": "Hi"}]}]}
     async with (

@@ -40,3 +40,18 @@ class SpokenModel(BaseLlm):
             )
         parts = [types.Part(text=text, thought=kind) for kind, text in said.items()]
         yield LlmResponse(content=types.Content(role="model", parts=parts))
+
+
+class BreakingModel(SpokenModel):
+    """A model that fails once it has said what it is to say."""
+
+    async def generate_content_async(
+        self,
+        llm_request: LlmRequest,
+        stream: bool = False,  # noqa: FBT001, FBT002  ADK's signature
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Yield pieces, and raise in place of the whole."""
+        async for each in super().generate_content_async(llm_request, stream):
+            if not each.partial:
+                raise ConnectionError("s3cret")
+            yield each

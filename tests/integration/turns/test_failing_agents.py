@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events import Event
-from google.adk.models import LlmRequest, LlmResponse
 from google.adk.runners import Runner
 from pydantic import BaseModel, ValidationError
 from pymongo import MongoClient
 from support.function_calls import open_calls
 from support.one_session import IDS, authors, read
 from support.scripted_model import ScriptedModel, call, said
-from support.spoken_model import SpokenModel
+from support.spoken_model import BreakingModel
 from support.subscriptions import until
 
 from mongo_session_service import (
@@ -77,28 +76,13 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_failure(
     assert sum("failed with CancelledError" in it.message for it in caplog.records) == 1
 
 
-class Breaking(SpokenModel):
-    """A model that fails once it has said what it is to say."""
-
-    async def generate_content_async(
-        self,
-        llm_request: LlmRequest,
-        stream: bool = False,  # noqa: FBT001, FBT002  ADK's signature
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Yield the pieces, and raise in place of the whole."""
-        async for each in super().generate_content_async(llm_request, stream):
-            if not each.partial:
-                raise ConnectionError
-            yield each
-
-
 @pytest.mark.parametrize("keep", [True, False])
 async def test_what_a_failed_answer_has_said_is_kept(
     service: MongoSessionService, keep: Any
 ) -> None:
     """As an interrupted event, as of one that is stopped, unless it is not wanted."""
     await service.create_session(**IDS)
-    model = Breaking()
+    model = BreakingModel()
     agent = LlmAgent(name="agent", model=model)
     runner = Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
     model.say("It is ", thought=True)
