@@ -100,7 +100,8 @@ async def test_a_living_holder_keeps_what_it_renewed_by_a_fast_clock(
     database: str,
 ) -> None:
     """Others watch it until it had to renew it, and it has."""
-    await service.create_session(**IDS)
+    # By the holder: the other's watch is to begin after the clock was set.
+    await second.create_session(**IDS)
     async with second.turn(**IDS) as session:
         ahead = {"turn.renewed_at": datetime.now(UTC) + timedelta(minutes=10)}
         admin[database].sessions.update_one({}, {"$set": ahead})
